@@ -1,0 +1,77 @@
+"""The one door through which a program reads a device value on the host.
+
+A blocking read drains the device's queue: it costs time, and under trace its value does not exist. So every
+`.item()`, split size or loop count of a system goes through `read_ints`, which the recorder can see and answer.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+# What a program may ask for. Per-rank values are those of the rank that asks.
+QUANTITIES = (
+    "expert_counts",  # [E] tokens that this rank routes to each expert before capacity, all k choices together
+    "max_expert_count",  # [1] the largest entry of expert_counts over every rank of the group
+    "received_counts",  # [R, E/R] rows that each rank routes to this rank's experts, before capacity
+    "rounds",  # [1] rounds that a data-dependent gate took
+)
+
+Answer = Callable[[str, Tensor], list[int]]
+Notify = Callable[[str, Tensor], None]
+
+
+class UnansweredRead(RuntimeError):
+    """A program read a value under trace that nothing can answer; the case is unsupported."""
+
+
+_answer: list[Answer] = []
+_notify: list[Notify] = []
+
+
+def read_ints(values: Tensor, quantity: str) -> list[int]:
+    """Read an integer tensor on the host, as a flat list; a blocking host synchronisation.
+
+    Args:
+        values: integer tensor of any shape.
+        quantity: what it means, one of `QUANTITIES`; under trace the workload's routing answers by this name.
+
+    Raises:
+        ValueError: unknown quantity.
+        UnansweredRead: a meta tensor was read and nothing answers.
+    """
+    if quantity not in QUANTITIES:
+        raise ValueError(f"unknown quantity {quantity!r}; choose one of {', '.join(QUANTITIES)}")
+    for notify in _notify:
+        notify(quantity, values)
+    if not values.is_meta:
+        with _disable_current_modes():
+            return [int(v) for v in values.detach().reshape(-1).to(torch.int64).tolist()]
+    if not _answer:
+        raise UnansweredRead(f"the program reads {quantity} of a traced tensor, and nothing answers")
+    answer = _answer[-1](quantity, values)
+    if len(answer) != values.numel():
+        raise UnansweredRead(f"{quantity}: {values.numel()} values were read, the answer has {len(answer)}")
+    return answer
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[None]:
+    """Answer the reads of meta tensors inside the block with `answer(quantity, tensor) -> flat list`."""
+    _answer.append(answer)
+    try:
+        yield
+    finally:
+        _answer.pop()
+
+
+@contextmanager
+def notifying(notify: Notify) -> Iterator[None]:
+    """Call `notify(quantity, tensor)` at every host read inside the block."""
+    _notify.append(notify)
+    try:
+        yield
+    finally:
+        _notify.remove(notify)

@@ -1,0 +1,56 @@
+"""One point of an experiment: everything that decides a number, with a readable name and a content hash."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from moebench.workloads.layer import LayerWorkload
+
+
+@dataclass(frozen=True)
+class Case:
+    """One system on one workload on one topology under one engine.
+
+    Attributes:
+        conventions: `common` or `as-shipped`.
+        implementation: of the kernels: `torch`, `triton`, `reference`.
+        assumptions: what the paper does not say and the suite had to choose: `gpu`, `experts`, `input_gradient` -> value.
+        is_default: whether every assumption is the suite's first choice.
+        overrides: `--set` values, parameter name -> text.
+    """
+
+    suite: str
+    experiment: str
+    system: str
+    workload: LayerWorkload
+    topology: str
+    size: str
+    engine: str
+    conventions: str = "common"
+    implementation: str = "torch"
+    assumptions: Mapping[str, str] = field(default_factory=dict)
+    is_default: bool = True
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def point(self) -> str:
+        """The name without the system: what two systems must share to be compared."""
+        parts = [self.experiment, self.workload.gate.label, f"b{self.workload.batch_size}", self.topology]
+        parts += [f"e{self.workload.experts}"]
+        if not self.workload.input_gradient:
+            parts.append("no-input-gradient")
+        if self.conventions != "common":
+            parts.append(self.conventions)
+        return "/".join(parts)
+
+    @property
+    def name(self) -> str:
+        """`overall/switch/b32/4x8-titan-rtx/e32/deepspeed`."""
+        return f"{self.point}/{self.system}"
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits over everything that decides the number."""
+        text = json.dumps(asdict(self) | {"assumptions": dict(self.assumptions)}, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

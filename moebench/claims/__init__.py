@@ -1,0 +1,1 @@
+"""Reported numbers, the query that computes ours, and the verdict."""

@@ -1,0 +1,1 @@
+"""The real program on this machine, by the wall clock."""

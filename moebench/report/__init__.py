@@ -1,0 +1,1 @@
+"""One self-contained HTML file that a stranger can read."""

@@ -1,0 +1,1 @@
+"""Tidy rows and the run folder."""

@@ -1,0 +1,1 @@
+"""From a recorded program to time: cost model, network model, replay, uncertainty."""

@@ -1,0 +1,1 @@
+"""What the papers report, one CSV file a paper; see README.md beside this file."""

@@ -1,0 +1,62 @@
+"""What a system is: a name, what it supports, and a layer built from the shared kernels."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from moebench.kernels.collectives.group import Group
+from moebench.workloads.conventions import Conventions
+from moebench.workloads.layer import GateSpec, LayerWorkload
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights (or their gradients) of the experts that a rank holds, L = E / R, in one layout for every system.
+
+    Attributes:
+        gate_DE: router, no bias.
+        w1_LDF, w2_LFD: the experts' products; w3_LDF is the second input product of SwiGLU, else None.
+    """
+
+    gate_DE: Tensor
+    w1_LDF: Tensor
+    w2_LFD: Tensor
+    w3_LDF: Tensor | None = None
+
+
+class MoELayer(nn.Module):
+    """A layer of one rank. `forward(x_TD) -> (y_TD, aux)`; aux is a scalar tensor, the auxiliary loss.
+
+    Gate parameters live in `self.gate`, expert parameters carry the attribute `is_expert = True`, which keeps them out of
+    gradient synchronisation.
+    """
+
+    def load_weights(self, weights: LayerWeights) -> None:
+        """Copy `weights` into this layer's parameters."""
+        raise NotImplementedError
+
+    def weight_gradients(self) -> LayerWeights:
+        """The gradients of this layer's parameters, in the common layout; zeros where autograd left None."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class System(Protocol):
+    """A way to run the layer. Registered by name in moebench.systems.registry or by the entry-point group `moebench.systems`."""
+
+    name: str
+    title: str
+    source: str
+
+    def supports(self, workload: LayerWorkload, conventions: Conventions) -> str | None:
+        """None, or the reason why this system can't run the workload under these conventions."""
+
+    def as_shipped(self, gate: GateSpec) -> Conventions:
+        """The conventions of the real system for a gate."""
+
+    def build(
+        self, workload: LayerWorkload, group: Group, conventions: Conventions, device: torch.device, dtype: torch.dtype
+    ) -> MoELayer:
+        """The layer of this rank, parameters uninitialised or random; `device` may be meta."""

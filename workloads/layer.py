@@ -1,0 +1,99 @@
+"""One Mixture-of-Experts layer as a workload: shapes, gate, routing. Plain data, no pydantic.
+
+Dimensions: T tokens of a rank, E experts, D model, F feed-forward, K choices a token, R ranks.
+"""
+
+from dataclasses import dataclass, field
+
+ACTIVATIONS = ("relu", "gelu", "swiglu")
+DTYPES = ("fp64", "fp32", "bf16", "fp16")
+ROUTINGS = ("iid", "exact", "zipf", "trace")
+
+
+@dataclass(frozen=True, slots=True)
+class GateSpec:
+    """A routing rule by name and its number of choices K."""
+
+    name: str
+    top_k: int = 1
+
+    @property
+    def label(self) -> str:
+        """`switch`, `gshard`, `topk-4`: the name, with K where the name leaves it open."""
+        return f"{self.name}-{self.top_k}" if self.name == "topk" else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSpec:
+    """Where the tokens want to go.
+
+    Attributes:
+        kind: `iid` seeded independent logits (drops happen); `exact` T/E tokens an expert; `zipf` popularity of expert
+            rank r proportional to r^-alpha; `trace` a recorded file.
+        seed: of the logits; rank r uses its own stream of it.
+        alpha: exponent of `zipf`.
+        path: file of `trace`.
+    """
+
+    kind: str = "iid"
+    seed: int = 0
+    alpha: float = 1.0
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWorkload:
+    """One training step of one MoE layer on every rank.
+
+    Attributes:
+        gate: the routing rule.
+        batch_size: sequences of a rank; sequence: tokens of a sequence.
+        d_model, d_ffn: D and F.
+        experts: E over all ranks; must be a multiple of the ranks.
+        dtype: of activations and weights.
+        capacity_factor: cf.
+        activation: `relu`, `gelu`, `swiglu`.
+        input_gradient: whether the layer's input needs a gradient, as inside a model.
+        routing: where the tokens go.
+        optimizer: `sgd`.
+    """
+
+    gate: GateSpec
+    batch_size: int
+    sequence: int
+    d_model: int
+    d_ffn: int
+    experts: int
+    dtype: str = "fp32"
+    capacity_factor: float = 1.0
+    activation: str = "relu"
+    input_gradient: bool = True
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
+    optimizer: str = "sgd"
+
+    @property
+    def tokens(self) -> int:
+        """T, tokens of a rank."""
+        return self.batch_size * self.sequence
+
+    def problem(self, ranks: int) -> str | None:
+        """Why this workload has no meaning on `ranks` ranks, naming the keys; None when it has one."""
+        if self.experts < 1:
+            return f"experts = {self.experts}: at least one expert is needed"
+        if self.experts % ranks:
+            return f"experts = {self.experts} is not divisible by ranks = {ranks}"
+        if not 1 <= self.gate.top_k <= self.experts:
+            return f"top_k = {self.gate.top_k} must be between 1 and experts = {self.experts}"
+        if self.batch_size < 0 or self.sequence < 0:
+            return f"batch_size = {self.batch_size}, sequence = {self.sequence}: neither may be negative"
+        if self.d_model < 1 or self.d_ffn < 1:
+            return f"d_model = {self.d_model}, d_ffn = {self.d_ffn}: both must be positive"
+        if self.capacity_factor <= 0:
+            return f"capacity_factor = {self.capacity_factor}: must be positive"
+        if self.activation not in ACTIVATIONS:
+            return f"activation = {self.activation!r}: choose one of {', '.join(ACTIVATIONS)}"
+        if self.dtype not in DTYPES:
+            return f"dtype = {self.dtype!r}: choose one of {', '.join(DTYPES)}"
+        if self.routing.kind not in ROUTINGS:
+            return f"routing.kind = {self.routing.kind!r}: choose one of {', '.join(ROUTINGS)}"
+        return None

@@ -1,0 +1,71 @@
+"""A suite as data: experiments, their grids, assumptions and figures. The TOML loader makes these."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moebench.workloads.layer import GateSpec, RoutingSpec
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The layer of an experiment, before gate, batch size and topology are chosen.
+
+    Attributes:
+        experts: rules such as `16`, `world`, `max(16, world)`, `2*world`; the first is the default, the others are swept.
+        input_gradient: likewise.
+    """
+
+    d_model: int
+    d_ffn: int
+    sequence: int
+    dtype: str = "fp32"
+    capacity_factor: float = 1.0
+    activation: str = "relu"
+    experts: tuple[str, ...] = ("world",)
+    input_gradient: tuple[bool, ...] = (True,)
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure or table: a grid of cases, the systems compared, the metric.
+
+    Attributes:
+        nodes: topology sizes and node types; the first node type is the default, the others are swept as assumptions.
+        sweep_gates: gates for which the non-default assumptions are run too.
+        not_published: bars of the paper's figure that nobody can read, with the reason.
+    """
+
+    name: str
+    title: str
+    question: str
+    metric: str
+    systems: tuple[str, ...]
+    gates: tuple[GateSpec, ...]
+    batch_sizes: tuple[int, ...]
+    sizes: tuple[str, ...]
+    node_types: tuple[str, ...]
+    layer: LayerShape
+    conventions: tuple[str, ...] = ("common",)
+    sweep_gates: tuple[str, ...] = ()
+    figure: Mapping[str, str] = field(default_factory=dict)
+    not_published: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The reproduction of one paper, or a user's own file.
+
+    Attributes:
+        reported: name of the CSV file of reported numbers in moebench.reported, or None.
+        samples: draws of the uncertain parameters.
+    """
+
+    name: str
+    title: str
+    paper: str
+    experiments: tuple[Experiment, ...]
+    reported: str | None = None
+    samples: int = 256
+    seed: int = 0
+    source_path: str = ""
