@@ -1,0 +1,115 @@
+"""How figures look: one style, colours that the page can turn over for dark mode, and SVG with reproducible bytes.
+
+Figures are drawn once. Every colour is a sentinel that `themed` replaces by a CSS variable of the page (report.css
+defines the light and dark values), so the same drawing serves both; a file on its own gets the light values.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+INK, MUTED, GRID, PAPER = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04"
+# Okabe-Ito order, told apart by colour-blind readers; each series also has its own marker and hatch.
+SERIES = tuple(f"#0a0c{i:02x}" for i in range(1, 10))
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "h")
+HATCHES = ("", "///", "...", "\\\\\\", "xx", "++", "--", "oo", "**")
+
+LIGHT = {
+    INK: "#1b1e23",
+    MUTED: "#5c6370",
+    GRID: "#d9dce1",
+    PAPER: "#ffffff",
+    **dict(
+        zip(
+            SERIES,
+            ("#0072b2", "#d55e00", "#009e73", "#8f5bb5", "#c48a00", "#2f9bd6", "#b04a6f", "#6b7280", "#4f7a28"),
+        )
+    ),
+}
+VARIABLES = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    PAPER: "var(--paper)",
+    **{colour: f"var(--series-{i})" for i, colour in enumerate(SERIES, 1)},
+}
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Matplotlib settings of every figure of the project, inside the block only."""
+    import matplotlib
+    import seaborn
+
+    matplotlib.use("Agg")
+    settings = {
+        "svg.hashsalt": "moebench",
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 9.5,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": MUTED,
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "grid.color": GRID,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.titlesize": 10,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "legend.frameon": False,
+        "hatch.linewidth": 0.5,
+    }
+    with seaborn.axes_style("whitegrid", rc=settings), matplotlib.rc_context(settings):
+        yield
+
+
+def svg_of(figure) -> str:
+    """The figure as an SVG element, without date or XML header; closes the figure."""
+    import matplotlib.pyplot as plt
+
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", pad_inches=0.05)
+    plt.close(figure)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    return re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"([^>]*?) (?:width|height)="[^"]*"', r"\1\2", text, count=1)
+
+
+def themed(svg: str, title: str, description: str, key: str) -> str:
+    """An inline SVG for the page: CSS variables for colours, a title and a description for those who can't see it.
+
+    Args:
+        key: prefix of every id, so that several figures can share one page.
+    """
+    for sentinel, variable in VARIABLES.items():
+        svg = svg.replace(sentinel, variable)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', svg)
+    svg = re.sub(r'(xlink:href="#|href="#|url\(#)([^")]+)', rf"\1{key}-\2", svg)
+    svg = svg.replace("font-family: 'DejaVu Sans'", "font-family: inherit")
+    svg = re.sub(r"font: ([^;]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", svg)
+    label = f'role="img" aria-labelledby="{key}-title {key}-desc"'
+    heading = f'<title id="{key}-title">{_escape(title)}</title><desc id="{key}-desc">{_escape(description)}</desc>'
+    width_pt = float(re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', svg).group(1))
+    size = f'style="min-width:{0.95 * width_pt:.0f}px;max-width:{1.45 * width_pt:.0f}px"'
+    return re.sub(r"<svg([^>]*)>", rf"<svg\1 {size} {label}>{heading}", svg, count=1)
+
+
+def standalone(svg: str) -> str:
+    """The SVG as a file of its own, in the light colours."""
+    for sentinel, colour in LIGHT.items():
+        svg = svg.replace(sentinel, colour)
+    return svg
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,156 @@
+"""The `sim` engine: trace each distinct program once, replay it on every described machine that the cases name.
+
+One trace serves all hardware, all NICs and all draws of the uncertain parameters, so cases are grouped by what the
+trace depends on: system, workload, ranks and conventions.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from moebench.case import Case
+from moebench.program import Program
+from moebench.results.rows import Row
+from moebench.sim.rows import rows_of_replay, rows_without_number
+from moebench.workloads.machine import Topology
+from moebench.workloads.suite import Suite
+
+POOL_THRESHOLD = 8  # fewer distinct traces than this are not worth starting processes for
+
+
+def trace_key(case: Case, ranks: int) -> str:
+    """16 hex digits over everything that the recorded program depends on; hardware is not among it."""
+    parts = {
+        "system": case.system,
+        "workload": asdict(case.workload),
+        "ranks": ranks,
+        "conventions": case.conventions,
+        "implementation": case.implementation,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Cases that share one trace, each with its machine."""
+
+    key: str
+    cases: tuple[Case, ...]
+    topologies: tuple[Topology, ...]
+
+
+def run_cases(
+    cases: Sequence[Case],
+    topologies: Mapping[str, Topology],
+    suite: Suite,
+    jobs: int = 1,
+    traces: Path | None = None,
+) -> Iterator[list[Row]]:
+    """Simulate `cases`; yields the rows of one case at a time, in no particular order.
+
+    Args:
+        cases: what to run; `topologies` maps each case's topology name to its description (overrides applied).
+        suite: gives the number of draws and the seed.
+        jobs: processes to use.
+        traces: folder that receives each recorded program as `<trace key>.json.gz`, or None.
+    """
+    groups = _grouped(cases, topologies)
+    if jobs < 2 or len(groups) < POOL_THRESHOLD:
+        for group in groups:
+            yield from _run_group(group, suite.samples, suite.seed, traces)
+        return
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread) as pool:
+        futures = [pool.submit(_run_group, group, suite.samples, suite.seed, traces) for group in groups]
+        try:
+            for future in futures:
+                yield from future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _one_thread() -> None:
+    """Workers share the cores: one thread each."""
+    import signal
+
+    import torch
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+
+
+def _grouped(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> list[_Group]:
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(trace_key(case, topologies[case.topology].ranks), []).append(case)
+    return [_Group(key, tuple(group), tuple(topologies[c.topology] for c in group)) for key, group in found.items()]
+
+
+def _run_group(group: _Group, samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
+    from moebench.systems.registry import get
+    from moebench.trace.layer import Unsupported, trace_layer
+
+    first, ranks = group.cases[0], group.topologies[0].ranks
+    system = get(first.system)
+    conventions = conventions_of(first)
+    try:
+        problem = first.workload.problem(ranks) or system.supports(first.workload, conventions)
+        if problem:
+            raise Unsupported(problem)
+        programs = trace_layer(system, first.workload, ranks, conventions)
+    except Unsupported as error:
+        return [
+            rows_without_number(case, topology, "unsupported", str(error))
+            for case, topology in zip(group.cases, group.topologies)
+        ]
+    if traces is not None:
+        _store(programs, traces / f"{group.key}.json.gz")
+    return [
+        _replayed(case, topology, programs, samples, seed)
+        for case, topology in zip(group.cases, group.topologies)
+    ]
+
+
+def conventions_of(case: Case):
+    """The Conventions object that a case names."""
+    from moebench.systems.registry import get
+    from moebench.workloads.conventions import COMMON
+
+    return COMMON if case.conventions == "common" else get(case.system).as_shipped(case.workload.gate)
+
+
+_draws: dict[tuple[str, int, int], dict[str, np.ndarray]] = {}
+
+
+def _replayed(
+    case: Case, topology: Topology, programs: tuple[Program, ...], samples: int, seed: int
+) -> list[Row]:
+    from moebench.sim.replay import replay
+    from moebench.sim.uncertainty import draw
+
+    key = (topology.digest + topology.name + json.dumps(dict(case.overrides), sort_keys=True), samples, seed)
+    if key not in _draws:
+        _draws[key] = draw(topology.parameters(), samples, seed)
+    return rows_of_replay(case, topology, programs, replay(programs, topology, _draws[key]))
+
+
+def _store(programs: tuple[Program, ...], path: Path) -> None:
+    import gzip
+
+    from moebench.trace.serialise import programs_to_json
+
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".partial")
+    with gzip.GzipFile(scratch, "wb", compresslevel=6, mtime=0) as file:
+        file.write(programs_to_json(programs).encode())
+    scratch.replace(path)
