@@ -1,0 +1,34 @@
+"""The checks that every public kernel makes before it does anything, with one wording."""
+
+import torch
+from torch import Tensor
+
+
+def check_tensor(name: str, tensor: Tensor, dims: str, kind: str = "floating-point") -> None:
+    """Raise ValueError unless `tensor` has one dimension per letter of `dims` and the dtype `kind`.
+
+    Args:
+        kind: `floating-point` or `int64`.
+    """
+    right_dtype = tensor.dtype.is_floating_point if kind == "floating-point" else tensor.dtype == torch.int64
+    if not right_dtype or tensor.dim() != len(dims):
+        got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise ValueError(f"{name} must be a {kind} tensor [{', '.join(dims)}]; got {got}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], why: str) -> None:
+    """Raise ValueError unless `tensor` has this shape; `why` names what it must agree with."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must have shape {list(shape)} to fit {why}; got {list(tensor.shape)}")
+
+
+def check_together(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise ValueError unless both tensors live on one device."""
+    if tensor.device != other.device:
+        raise ValueError(f"{name} is on {tensor.device}, {other_name} on {other.device}; they must share a device")
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Raise ValueError when `value` is below `least`."""
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}; got {value}")

@@ -1,0 +1,145 @@
+"""The experts' feed-forward network as plain products, so that every FLOP is an operator that the recorder sees.
+
+L experts of this rank, N rows (of one expert in `x_LND`, of all in the ragged `x_ND`), D model, F feed-forward.
+`y = act(x w1) w2`, or for SwiGLU `y = (silu(x w1) * (x w3)) w2`; no biases. Three ways to run L experts: one after
+another (loop), one batched product a weight (batched), one after another over ragged rows (grouped).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebench.kernels.checks import check_shape, check_tensor
+
+ACTIVATIONS = ("relu", "gelu", "swiglu")
+Weights = Tensor | Sequence[Tensor]
+
+
+def expert_ffn(
+    x_ND: Tensor, w1_DF: Tensor, w2_FD: Tensor, w3_DF: Tensor | None = None, activation: str = "relu"
+) -> Tensor:
+    """One expert on its rows.
+
+    Raises:
+        ValueError: wrong shapes or dtypes, an unknown activation, w3 without SwiGLU or SwiGLU without w3.
+    """
+    check_tensor("x", x_ND, "ND")
+    _check_weights(x_ND, [w1_DF], [w2_FD], None if w3_DF is None else [w3_DF], activation, experts=1)
+    return _ffn(torch.mm, x_ND, w1_DF, w2_FD, w3_DF, activation)
+
+
+def expert_ffn_loop(
+    x_LND: Tensor, w1_LDF: Weights, w2_LFD: Weights, w3_LDF: Weights | None = None, activation: str = "relu"
+) -> Tensor:
+    """L experts one after another. Weights may be a tensor, or a list of one expert's each, as modules hold them.
+
+    Raises:
+        ValueError: as `expert_ffn`; as many experts in every argument.
+    """
+    check_tensor("x", x_LND, "LND")
+    _check_weights(x_LND, w1_LDF, w2_LFD, w3_LDF, activation, experts=x_LND.shape[0])
+    return torch.stack(_one_by_one(x_LND.unbind(0), w1_LDF, w2_LFD, w3_LDF, activation))
+
+
+def expert_ffn_batched(
+    x_LND: Tensor, w1_LDF: Tensor, w2_LFD: Tensor, w3_LDF: Tensor | None = None, activation: str = "relu"
+) -> Tensor:
+    """L experts with as many rows each, in one batched product per weight.
+
+    Raises:
+        ValueError: as `expert_ffn_loop`.
+    """
+    check_tensor("x", x_LND, "LND")
+    _check_weights(x_LND, w1_LDF, w2_LFD, w3_LDF, activation, experts=x_LND.shape[0])
+    return _ffn(torch.bmm, x_LND, w1_LDF, w2_LFD, w3_LDF, activation)
+
+
+def expert_ffn_grouped(
+    x_ND: Tensor,
+    counts_L: Sequence[int],
+    w1_LDF: Weights,
+    w2_LFD: Weights,
+    w3_LDF: Weights | None = None,
+    activation: str = "relu",
+) -> Tensor:
+    """L experts over ragged rows sorted by expert: the first counts[0] rows are the first expert's, and so on.
+
+    An expert without rows still takes part, so that its weights get zero gradients on every rank.
+
+    Args:
+        counts_L: on the host; their sum is N.
+
+    Raises:
+        ValueError: as `expert_ffn_loop`; counts that are negative or do not add up to N.
+    """
+    check_tensor("x", x_ND, "ND")
+    counts = list(counts_L)
+    if min(counts, default=0) < 0 or sum(counts) != x_ND.shape[0]:
+        raise ValueError(f"counts must be non-negative and sum to the {x_ND.shape[0]} rows of x; got {counts}")
+    _check_weights(x_ND, w1_LDF, w2_LFD, w3_LDF, activation, experts=len(counts))
+    return torch.cat(_one_by_one(x_ND.split(counts), w1_LDF, w2_LFD, w3_LDF, activation))
+
+
+def expert_ffn_reference(
+    x_LND: Tensor, w1_LDF: Tensor, w2_LFD: Tensor, w3_LDF: Tensor | None = None, activation: str = "relu"
+) -> Tensor:
+    """The definition, one einsum a product."""
+    check_tensor("x", x_LND, "LND")
+    _check_weights(x_LND, w1_LDF, w2_LFD, w3_LDF, activation, experts=x_LND.shape[0])
+    h_LNF = torch.einsum("lnd,ldf->lnf", x_LND, w1_LDF)
+    if w3_LDF is not None:
+        h_LNF = h_LNF * torch.sigmoid(h_LNF) * torch.einsum("lnd,ldf->lnf", x_LND, w3_LDF)
+    elif activation == "relu":
+        h_LNF = h_LNF.clamp(min=0)
+    else:
+        h_LNF = h_LNF * 0.5 * (1 + torch.erf(h_LNF / 2**0.5))
+    return torch.einsum("lnf,lfd->lnd", h_LNF, w2_LFD)
+
+
+def _one_by_one(xs: Sequence[Tensor], w1: Weights, w2: Weights, w3: Weights | None, activation: str) -> list[Tensor]:
+    third = [None] * len(xs) if w3 is None else _each(w3)
+    return [_ffn(torch.mm, x, *weights, activation) for x, *weights in zip(xs, _each(w1), _each(w2), third)]
+
+
+def _each(weights: Weights) -> Sequence[Tensor]:
+    """One weight an expert. `unbind` gathers the gradients once; indexing would write all of them for each expert."""
+    return weights.unbind(0) if isinstance(weights, Tensor) else weights
+
+
+def _ffn(
+    product: Callable[[Tensor, Tensor], Tensor], x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor | None, activation: str
+) -> Tensor:
+    h = product(x, w1)
+    if w3 is not None:
+        h = F.silu(h) * product(x, w3)
+    else:
+        h = torch.relu(h) if activation == "relu" else F.gelu(h)
+    return product(h, w2)
+
+
+def _check_weights(x: Tensor, w1: Weights, w2: Weights, w3: Weights | None, activation: str, *, experts: int) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}; choose one of {', '.join(ACTIVATIONS)}")
+    if (w3 is not None) != (activation == "swiglu"):
+        given = "with" if w3 is not None else "without"
+        raise ValueError(f"activation 'swiglu' and no other takes w3; got {activation!r} {given} w3")
+    if experts < 1 or len(w1) != experts:
+        raise ValueError(f"every weight needs one entry for each expert, at least one; got {len(w1)} for {experts}")
+    # Shapes only: indexing a tensor would be an operator of the program.
+    d_model, d_ffn = x.shape[-1], w1.shape[-1] if isinstance(w1, Tensor) else w1[0].shape[-1]
+    _check_weight("w1", w1, x.dtype, (d_model, d_ffn), experts)
+    _check_weight("w2", w2, x.dtype, (d_ffn, d_model), experts)
+    if w3 is not None:
+        _check_weight("w3", w3, x.dtype, (d_model, d_ffn), experts)
+
+
+def _check_weight(name: str, weights: Weights, dtype: torch.dtype, shape: tuple[int, int], experts: int) -> None:
+    stacked = isinstance(weights, Tensor)
+    if not stacked and len(weights) != experts:
+        raise ValueError(f"{name} needs one entry for each of the {experts} experts; got {len(weights)}")
+    for weight in (weights,) if stacked else weights:
+        check_shape(name, weight, (experts, *shape) if stacked else shape, "x, w1 and the experts")
+        if weight.dtype != dtype:
+            raise ValueError(f"{name} is {weight.dtype}, x is {dtype}; cast one of them first")
