@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moebench.kernels.checks import check_at_least, check_tensor
 from moebench.kernels.cost import Cost
-from moebench.kernels.operator import define_operator
+from moebench.kernels.define import define_operator
 
 CHOICE_ORDERS = ("choice-major", "token-major")
 _BLOCK_ROUTES = 1024  # routes that one program of a fused kernel ranks on chip

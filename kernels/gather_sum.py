@@ -37,7 +37,7 @@ def gather_sum(
 
 
 def gather_dot(table_ND: Tensor, ids_BK: Tensor, other_BD: Tensor) -> Tensor:
-    """`out[b, k] = dot(table[ids[b, k]], other[b])`, 0 where the id is negative: the gradient of gather_sum's weights."""
+    """`out[b, k] = dot(table[ids[b, k]], other[b])`, 0 where the id is negative: gather_sum's gradient for weights."""
     if ids_BK.numel() == 0 or table_ND.numel() == 0:
         return table_ND.new_zeros(ids_BK.shape)
     bags, per_bag = ids_BK.shape

@@ -1,7 +1,7 @@
 """Layout transform: tokens into the slots of their experts, and back with weights.
 
-T tokens, K choices a token, D model, N rows of the expert layout (E experts x C slots, or ragged). A route is one choice
-of one token; `rows_TK` says which row it takes, -1 where it was dropped, and no two routes share a row. The two
+T tokens, K choices a token, D model, N rows of the expert layout (E experts x C slots, or ragged). A route is one
+choice of one token; `rows_TK` says which row it takes, -1 where it was dropped, and no two routes share a row. The two
 transforms are adjoint, so each one's backward is the other (with the weights' gradient beside it).
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from moebench.kernels.checks import check_at_least, check_shape, check_tensor, check_together
 from moebench.kernels.cost import Cost
 from moebench.kernels.gather_sum import gather_dot, gather_sum
-from moebench.kernels.operator import define_operator
+from moebench.kernels.define import define_operator
 
 
 def slot_rows(experts_TK: Tensor, positions_TK: Tensor, capacity: int) -> Tensor:

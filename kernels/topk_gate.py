@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moebench.kernels.checks import check_at_least, check_tensor
 from moebench.kernels.cost import Cost
-from moebench.kernels.operator import define_operator
+from moebench.kernels.define import define_operator
 
 
 def topk_gate(logits_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
