@@ -1,0 +1,172 @@
+"""The steps that the routing rules share: logits, ranked choices, slots and drops, weights, auxiliary loss.
+
+Plain differentiable torch, written to be read: this is the definition that every system's own gate is held to.
+T tokens of a rank, E experts, K choices a token, N = T*K routes, C slots per (source rank, expert), D model.
+"""
+
+import torch
+from torch import Tensor
+
+from moebench.workloads.conventions import Conventions
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.errors import InputError
+from moebench.workloads.gates.noise import jitter
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.routing import Routing
+
+NO_ROUTE = -1
+NOISES = {
+    "switch": ("none", "input-jitter"),
+    "gshard": ("none", "input-jitter", "gumbel-second", "random-second"),
+    "topk": ("none", "input-jitter"),
+}
+FIXED_TOP_K = {"switch": 1, "gshard": 2}
+
+
+def problem(gate: GateSpec, conventions: Conventions) -> str | None:
+    """Why these conventions have no meaning for this rule; None when they have one."""
+    fixed = FIXED_TOP_K.get(gate.name)
+    if fixed is not None and gate.top_k != fixed:
+        return f"gate {gate.name} makes {fixed} choice(s) a token, not top_k = {gate.top_k}; gate topk takes any"
+    if conventions.noise not in NOISES[gate.name]:
+        return f"noise {conventions.noise} has no meaning for gate {gate.name}; it takes {', '.join(NOISES[gate.name])}"
+    if conventions.noise == "random-second" and conventions.normalisation == "after-drop":
+        return "noise random-second draws with the second weight, which normalisation after-drop only knows afterwards"
+    if conventions.is_dropless and conventions.drop_order != "arrival":
+        return f"drop_order {conventions.drop_order} has no meaning under capacity_rule unlimited: nothing is dropped"
+    return None
+
+
+def router_logits(
+    x_TD: Tensor, gate_DE: Tensor, conventions: Conventions, generator: torch.Generator | None = None
+) -> Tensor:
+    """The linear router in `gate_dtype`; `input-jitter` acts here, on the gate's input alone."""
+    dtype = torch_dtype(conventions.gate_dtype)
+    x_TD = x_TD.to(dtype)
+    if conventions.noise == "input-jitter":
+        x_TD = jitter(x_TD, generator)
+    return x_TD @ gate_DE.to(dtype)
+
+
+def ranked(values_TE: Tensor, top_k: int) -> Tensor:
+    """The experts of the K largest values, best first, ties to the lowest expert id."""
+    order_TE = torch.sort(values_TE, dim=1, descending=True, stable=True).indices
+    return order_TE[:, :top_k]
+
+
+def count(experts_TK: Tensor, experts: int) -> Tensor:
+    """How many routes go to each expert."""
+    flat_N = experts_TK.reshape(-1)
+    return torch.bincount(flat_N[flat_N >= 0], minlength=experts)
+
+
+def positions(experts_N: Tensor) -> Tensor:
+    """The place of each route among the earlier routes of its expert: 0, 1, 2, ...; -1 where there is no route."""
+    order_N = torch.argsort(experts_N, stable=True)
+    sorted_N = experts_N[order_N]
+    first_N = torch.searchsorted(sorted_N, sorted_N)
+    places_N = torch.empty_like(experts_N)
+    places_N[order_N] = torch.arange(len(experts_N), device=experts_N.device) - first_N
+    return places_N.where(experts_N >= 0, NO_ROUTE)
+
+
+def drop(
+    experts_TK: Tensor,
+    probs_TE: Tensor,
+    capacity: int,
+    conventions: Conventions,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Which routes get one of their expert's C slots, and which slot: (keep_TK, slots_TK).
+
+    Routes queue in arrival order (`choice_order`). `drop_order` says who goes first when slots run out; the survivors
+    take their slots in arrival order.
+    """
+    tokens, top_k = experts_TK.shape
+    choice_major = conventions.choice_order == "choice-major"
+
+    def queue(x_TK: Tensor) -> Tensor:
+        return (x_TK.t() if choice_major else x_TK).reshape(-1)
+
+    def leave(x_N: Tensor) -> Tensor:
+        return x_N.view(top_k, tokens).t() if choice_major else x_N.view(tokens, top_k)
+
+    experts_N = queue(experts_TK)
+    if conventions.drop_order == "random":
+        priority_N = torch.randperm(len(experts_N), generator=generator, device=experts_N.device)
+    elif conventions.drop_order == "probability":
+        probs_N = queue(probs_TE.detach().gather(1, experts_TK.clamp(min=0)))
+        priority_N = torch.argsort(probs_N, descending=True, stable=True)
+    else:
+        priority_N = torch.arange(len(experts_N), device=experts_N.device)
+    places_N = torch.empty_like(experts_N)
+    places_N[priority_N] = positions(experts_N[priority_N])
+    keep_N = (experts_N >= 0) & (places_N < capacity)
+    slots_N = positions(experts_N.where(keep_N, NO_ROUTE))
+    return leave(keep_N).contiguous(), leave(slots_N).contiguous()
+
+
+def normalised(weights_TK: Tensor) -> Tensor:
+    """Weights divided by their sum over the choices of a token; a token without any keeps zeros."""
+    total_T1 = weights_TK.sum(dim=1, keepdim=True)
+    return weights_TK / total_T1.clamp(min=torch.finfo(weights_TK.dtype).eps)
+
+
+def final_weights(weights_TK: Tensor, keep_TK: Tensor, conventions: Conventions) -> Tensor:
+    """The weights after the drops: zero where dropped; `after-drop` shares the weight among the survivors."""
+    kept_TK = weights_TK * keep_TK
+    return normalised(kept_TK) if conventions.normalisation == "after-drop" else kept_TK
+
+
+def balance_loss(probs_TE: Tensor, choices_TK: Tensor, conventions: Conventions) -> Tensor:
+    """auxiliary x (E/K) x sum_e P_e f_e: P_e the mean probability, f_e the choices of e per token; 0 without tokens.
+
+    Equals `auxiliary` when tokens and probabilities are spread evenly. The choices carry no gradient.
+    """
+    tokens, experts = probs_TE.shape
+    if tokens == 0:
+        return probs_TE.sum() * 0
+    share_E = count(choices_TK, experts).to(probs_TE.dtype) / tokens
+    return conventions.auxiliary * experts / choices_TK.shape[1] * (probs_TE.mean(dim=0) * share_E).sum()
+
+
+def probabilities(logits_TE: Tensor, gate: GateSpec, conventions: Conventions) -> Tensor:
+    """Softmax over the experts in `gate_dtype`.
+
+    Raises:
+        InputError: conventions that the rule gives no meaning to, or more choices than experts.
+    """
+    reason = problem(gate, conventions)
+    if reason is None and gate.top_k > logits_TE.shape[1]:
+        reason = f"top_k = {gate.top_k} is above experts = {logits_TE.shape[1]}"
+    if reason is not None:
+        raise InputError(reason)
+    return logits_TE.to(torch_dtype(conventions.gate_dtype)).softmax(dim=1)
+
+
+def settle(
+    experts_TK: Tensor,
+    weights_TK: Tensor,
+    probs_TE: Tensor,
+    aux: Tensor,
+    conventions: Conventions,
+    capacity_factor: float,
+    generator: torch.Generator | None,
+    max_count: int | None,
+) -> Routing:
+    """The last step of every rule: capacity, drops, final weights.
+
+    A dropless layer's capacity is `max_count`, the largest count over all experts and ranks; None where this rank is
+    alone.
+    """
+    tokens, top_k = experts_TK.shape
+    experts = probs_TE.shape[1]
+    counts_E = count(experts_TK, experts)
+    if conventions.is_dropless:
+        most = int(counts_E.max()) if max_count is None else max_count
+        capacity = max(conventions.min_capacity, most)
+    else:
+        capacity = conventions.capacity(tokens, experts, top_k, capacity_factor)
+    keep_TK, slots_TK = drop(experts_TK, probs_TE, capacity, conventions, generator)
+    final_TK = final_weights(weights_TK, keep_TK, conventions)
+    return Routing(experts_TK, final_TK, keep_TK, slots_TK, probs_TE, aux, counts_E, capacity)

@@ -1,0 +1,153 @@
+"""Where the tokens go: what a routing rule returns, and the logits that a workload imposes on every system.
+
+Legend: T tokens of a rank, E experts, K choices a token, D model, R ranks.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.layer import ROUTINGS, LayerWorkload
+
+_CHOSEN_LOGIT = 4.0  # `exact`: a chosen expert's lead over the others; below saturation, so that gradients are alive
+_LOGITS, _POPULARITY, _FILLER = range(3)  # independent streams of one seed
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a rule decided for the tokens of one rank.
+
+    Attributes:
+        experts_TK: chosen experts, best first; -1 where the rule makes no j-th choice.
+        weights_TK: what multiplies the expert's output, 0 where the route was dropped; differentiable.
+        keep_TK: whether the route found a slot.
+        slots_TK: position of the route inside its expert's buffer, -1 where it has none.
+        probs_TE: softmax of the logits; differentiable.
+        aux: auxiliary loss, a scalar; differentiable.
+        counts_E: routes to each expert before capacity, all K choices together.
+        capacity: slots C of each (source rank, expert).
+    """
+
+    experts_TK: Tensor
+    weights_TK: Tensor
+    keep_TK: Tensor
+    slots_TK: Tensor
+    probs_TE: Tensor
+    aux: Tensor
+    counts_E: Tensor
+    capacity: int
+
+    @property
+    def dropped(self) -> int:
+        """Routes without a slot, those that the rule never made left out."""
+        return int(((self.experts_TK >= 0) & ~self.keep_TK).sum())
+
+
+def logits_for(workload: LayerWorkload, rank: int) -> Tensor:
+    """The logits [T, E] that `rank` feeds to its gate, float32, the same on every machine.
+
+    They are rounded to the workload's dtype, so that an input of that dtype can carry them (`imposed_input`).
+
+    Raises:
+        InputError: unknown kind of routing, or a recorded file that can't serve the workload.
+    """
+    kind = workload.routing.kind
+    if kind == "iid":
+        logits_TE = _normal(workload, rank, workload.tokens, workload.experts)
+    elif kind == "exact":
+        logits_TE = _exact(workload, rank)
+    elif kind == "zipf":
+        logits_TE = _zipf(workload, rank)
+    elif kind == "trace":
+        logits_TE = _recorded(workload, rank)
+    else:
+        raise one_of("routing.kind", kind, ROUTINGS)
+    return logits_TE.to(torch_dtype(workload.dtype)).to(torch.float32)
+
+
+def imposed_input(workload: LayerWorkload, rank: int) -> tuple[Tensor, Tensor]:
+    """Input x [T, D] and router [D, E] under which any system's linear gate computes exactly `logits_for`.
+
+    The first E columns of x are the logits, the rest seeded normal values; the router's first E rows are the identity,
+    the rest zero. Both are float32.
+
+    Raises:
+        InputError: D < E, where x has no room for the logits.
+    """
+    d_model, experts = workload.d_model, workload.experts
+    if d_model < experts:
+        raise InputError(
+            f"d_model = {d_model} is below experts = {experts}: an input row has no room for the imposed logits; "
+            f"choose d_model >= {experts}"
+        )
+    filler_TD = _normal(workload, rank, workload.tokens, d_model - experts, _FILLER)
+    x_TD = torch.cat([logits_for(workload, rank), filler_TD], dim=1)
+    gate_DE = torch.zeros(d_model, experts)
+    gate_DE[:experts] = torch.eye(experts)
+    return x_TD, gate_DE
+
+
+def _generator(workload: LayerWorkload, rank: int, stream: int) -> torch.Generator:
+    words = np.random.SeedSequence([workload.routing.seed, rank, stream]).generate_state(2, np.uint32)
+    return torch.Generator().manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+
+
+def _normal(workload: LayerWorkload, rank: int, rows: int, columns: int, stream: int = _LOGITS) -> Tensor:
+    return torch.randn(rows, columns, generator=_generator(workload, rank, stream))
+
+
+def _exact(workload: LayerWorkload, rank: int) -> Tensor:
+    """Choice j of token t is expert t + j + an offset; every expert gets T/E tokens of each choice where E divides T.
+
+    The remainder of the division starts where the rank before stopped, so that it evens out over the ranks.
+    """
+    tokens, experts, top_k = workload.tokens, workload.experts, workload.gate.top_k
+    start = rank * (tokens % experts)
+    choices_TK = (torch.arange(tokens)[:, None] + torch.arange(top_k)[None, :] + start) % experts
+    lead_K = _CHOSEN_LOGIT + torch.arange(top_k, 0, -1, dtype=torch.float32)
+    return torch.zeros(tokens, experts).scatter_(1, choices_TK, lead_K.expand(tokens, top_k))
+
+
+def _zipf(workload: LayerWorkload, rank: int) -> Tensor:
+    """Gumbel trick: the k largest of log p + Gumbel are k draws from p without replacement.
+
+    Which expert is the r-th most popular is a seeded permutation, the same on all ranks, so that popularity says
+    nothing about where an expert lives.
+    """
+    experts = workload.experts
+    log_p_E = -workload.routing.alpha * torch.arange(1, experts + 1, dtype=torch.float32).log()
+    place_E = torch.randperm(experts, generator=_generator(workload, 0, _POPULARITY))
+    uniform_TE = torch.rand(workload.tokens, experts, generator=_generator(workload, rank, _LOGITS))
+    gumbel_TE = -(-uniform_TE.clamp(min=1e-20).log()).clamp(min=1e-20).log()
+    return log_p_E[place_E] + gumbel_TE
+
+
+def _recorded(workload: LayerWorkload, rank: int) -> Tensor:
+    """Rows rank*T ... of the array `logits` [N, E] in a NumPy .npz file."""
+    path = workload.routing.path
+    if not path:
+        raise InputError("routing.path: a recorded routing (routing.kind = 'trace') needs the path of its file")
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file (routing.path)")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            logits_NE = np.asarray(file["logits"])
+    except KeyError as error:
+        raise InputError(f"{path}: has no array `logits` of shape [tokens, experts]") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a NumPy .npz file ({error})") from error
+    if logits_NE.ndim != 2 or logits_NE.shape[1] != workload.experts:
+        raise InputError(f"{path}: logits has shape {logits_NE.shape}, the workload has experts = {workload.experts}")
+    first, last = rank * workload.tokens, (rank + 1) * workload.tokens
+    if last > len(logits_NE):
+        raise InputError(f"{path}: holds {len(logits_NE)} tokens, rank {rank} needs rows {first} to {last}")
+    rows_TE = logits_NE[first:last].astype(np.float32)
+    if not all(map(math.isfinite, (rows_TE.min(initial=0.0), rows_TE.max(initial=0.0)))):
+        raise InputError(f"{path}: logits of rank {rank} are not all finite")
+    return torch.from_numpy(rows_TE)
