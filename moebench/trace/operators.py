@@ -1,0 +1,127 @@
+"""What is known of an operator before it is called: kind, stream, byte rule, FLOPs; worked out once for each overload."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry
+
+from moebench.kernels.cost import CostFunction, Product, declared_cost
+from moebench.program import COMMUNICATION, COMPUTE
+from moebench.trace.banned import explicit_form, takes_mask
+from moebench.trace.bytes import Rule, byte_rule
+from moebench.trace.errors import UnknownOperator
+from moebench.trace.exchange import STARTS, WAIT
+from moebench.trace.kinds import base_name, kind_of
+
+# Marks of the profiler run nothing. A dispatch mode makes autograd detach every output that it saves, which it does not do
+# without one; a detach that the program asks for looks the same and does no device work either.
+_UNSEEN = ("profiler::", "aten::detach", "aten::lift_fresh")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One overload.
+
+    Attributes:
+        refusal: what to use instead, where the operator is banned.
+        is_unseen: not part of the program.
+        is_profiler_mark: of `torch.autograd.profiler.record_function`.
+        algorithm: of a collective's start.
+        mutated: positions and names of the arguments that it writes.
+        cost: declared cost of a custom operator, else `rule` and `flops` price it.
+        in_place_name: the in-place form that autograd's formulas call where no dispatch mode listens.
+    """
+
+    name: str
+    kind: str = ""
+    stream: str = COMPUTE
+    refusal: str | None = None
+    is_unseen: bool = False
+    is_profiler_mark: bool = False
+    takes_mask: bool = False
+    algorithm: str | None = None
+    mutated: tuple[tuple[int, str], ...] = ()
+    cost: CostFunction | None = None
+    rule: Rule | None = None
+    flops: Callable[..., int] | None = None
+    products: Callable[[Sequence[Any]], tuple[Product, ...]] | None = None
+    in_place_name: str | None = None
+
+
+@cache
+def operator_of(overload: OpOverload) -> Operator:
+    """What is known of an overload.
+
+    Raises:
+        UnknownOperator: neither kind nor declared cost is known.
+    """
+    name = overload._schema.name
+    refusal = explicit_form(name, overload._overloadname)
+    if refusal is not None:
+        return Operator(name, refusal=refusal)
+    if name.startswith(_UNSEEN):
+        return Operator(name, is_unseen=True, is_profiler_mark=name.startswith("profiler::_record_function_enter"))
+    mutated = tuple(
+        (position, argument.name)
+        for position, argument in enumerate(overload._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    if name in STARTS:
+        return Operator(name, "collective", COMMUNICATION, algorithm=STARTS[name], mutated=mutated)
+    if name == WAIT:
+        return Operator(name, "wait")
+    if not name.startswith("aten::"):
+        cost = declared_cost(name)
+        if cost is None:
+            raise UnknownOperator(f"{name} has no declared cost: declare one with moebench.kernels.cost.declare_cost")
+        return Operator(name, mutated=mutated, cost=cost)
+    return _plain(overload, name, mutated)
+
+
+def _plain(overload: OpOverload, name: str, mutated: tuple[tuple[int, str], ...]) -> Operator:
+    kind = kind_of(overload)
+    return Operator(
+        name,
+        kind,
+        takes_mask=takes_mask(name),
+        mutated=mutated,
+        rule=byte_rule(overload, kind),
+        flops=flop_registry.get(overload._overloadpacket),
+        products=_PRODUCTS.get(base_name(overload)),
+        in_place_name=_IN_PLACE_FORMS.get(name),
+    )
+
+
+_IN_PLACE_FORMS = {
+    "aten::add": "aten::add_",
+    "aten::scatter": "aten::scatter_",
+    "aten::scatter_add": "aten::scatter_add_",
+    "aten::index_add": "aten::index_add_",
+    "aten::index_put": "aten::_index_put_impl_",
+}
+
+
+def _matrices(left: Tensor, right: Tensor) -> tuple[Product, ...]:
+    *batch, m, k = left.shape
+    return (Product(m, right.shape[-1] if right.dim() > 1 else 1, k, math.prod(batch)),)
+
+
+def _vectors(args: Sequence[Any]) -> tuple[Product, ...]:
+    return (Product(1, 1, args[0].numel()),)
+
+
+_PRODUCTS: dict[str, Callable[[Sequence[Any]], tuple[Product, ...]]] = {
+    "mm": lambda args: _matrices(args[0], args[1]),
+    "bmm": lambda args: _matrices(args[0], args[1]),
+    "mv": lambda args: _matrices(args[0], args[1]),
+    "addmm": lambda args: _matrices(args[1], args[2]),
+    "baddbmm": lambda args: _matrices(args[1], args[2]),
+    "addmv": lambda args: _matrices(args[1], args[2]),
+    "dot": _vectors,
+    "vdot": _vectors,
+}

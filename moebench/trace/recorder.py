@@ -1,0 +1,271 @@
+"""The recorder: every operator of a running step becomes an Op, whether its tensors are real or meta.
+
+A torch dispatch mode sees each operator below autograd, forward and backward. Kinds, bytes, regions and memory are worked
+out by the other files of this folder; this one puts them together, once a call, and holds no tensor afterwards.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moebench.kernels.cost import Cost
+from moebench.kernels.host import notifying
+from moebench.program import BACKWARD, COMPUTE, Op, Program
+from moebench.trace.banned import RefusePythonCalls, refuse, refuse_masks, refuse_stock_optimizer
+from moebench.trace.bytes import Call, touched_bytes
+from moebench.trace.errors import TraceError
+from moebench.trace.exchange import collective_of
+from moebench.trace.memory import LiveStorages
+from moebench.trace.operators import Operator, operator_of
+from moebench.trace.regions import Attribution
+
+_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+
+
+class Recorder:
+    """Records what runs inside its `with` block.
+
+    Args:
+        persistent: tensors that live before the step (parameters, inputs); others are entered when an operator reads them.
+
+    Attributes:
+        ops: in issue order.
+    """
+
+    def __init__(self, persistent: Iterable[Tensor] = ()) -> None:
+        self.ops: list[Op] = []
+        self._memory = LiveStorages()
+        self._memory.seed(persistent)
+        self._attribution = Attribution()
+        self._starts: dict[int, int] = {}
+        self._zeros: int | None = None
+        self._device: str | None = None
+        self._stack = ExitStack()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that lived at once, persistent ones included."""
+        return self._memory.peak_bytes
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Bytes that lived before the step."""
+        return self._memory.persistent_bytes
+
+    def program(
+        self, rank: int = 0, world: int = 1, stands_for: Sequence[int] | None = None, notes: tuple[str, ...] = ()
+    ) -> Program:
+        """What was recorded, as the program of `rank`."""
+        stands_for = range(rank, rank + 1) if stands_for is None else stands_for
+        return Program(tuple(self.ops), rank, world, stands_for, self.persistent_bytes, self.peak_bytes, notes)
+
+    def __enter__(self) -> "Recorder":
+        self._stack.enter_context(notifying(self._on_host_read))
+        self._stack.enter_context(RefusePythonCalls())
+        self._stack.enter_context(_Mode(self._on_operator))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _on_host_read(self, quantity: str, values: Tensor) -> None:
+        """Append the read that `moebench.kernels.host.read_ints` announces."""
+        name = f"host::{quantity}"
+        region, phase = self._attribution.locate(name)
+        self._memory.adopt(values)
+        size = values.numel() * values.element_size()
+        shapes = (tuple(values.shape),)
+        op = Op(len(self.ops), name, "host-read", COMPUTE, region, phase, shapes, _short(values.dtype), 0, size)
+        self.ops.append(op)
+
+    def _on_operator(self, overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run one operator and append its Op."""
+        operator = operator_of(overload)
+        if operator.refusal is not None:
+            raise refuse(operator.name, operator.refusal)
+        if operator.is_unseen:
+            if operator.is_profiler_mark:
+                refuse_stock_optimizer(args)
+            return overload(*args, **kwargs)
+        if operator.takes_mask:
+            refuse_masks(operator.name, args)
+        region, phase = self._attribution.locate(operator.name)
+        inputs = _tensors_in(args, kwargs)
+        storages = [self._memory.adopt(tensor) for tensor in inputs]
+        reuses = operator.in_place_name is not None and phase == BACKWARD and self._reuses_first(args, storages)
+        out = overload(*args, **kwargs)
+        results = _tensors_in((out,), None)
+        self._check_device(operator.name, inputs or results)
+        self._append(operator, region, phase, args, kwargs, inputs, storages, out, results, reuses)
+        return out
+
+    def _append(
+        self,
+        operator: Operator,
+        region: str,
+        phase: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        inputs: list[Tensor],
+        storages: list[int],
+        out: Any,
+        results: list[Tensor],
+        reuses: bool,
+    ) -> None:
+        allocated = [self._memory.allocate(tensor) for tensor in results]
+        fresh = [tensor for tensor, storage in zip(results, allocated) if storage not in storages]
+        index = len(self.ops)
+        collective, waits_on = None, ()
+        if operator.rule is not None:
+            cost = _plain_cost(operator, args, kwargs, inputs, storages, fresh, out, reuses)
+        elif operator.cost is not None:
+            cost = operator.cost(out, *args, **kwargs)
+        elif operator.algorithm is not None:
+            collective = collective_of(operator.algorithm, args, results[0])
+            self._starts[allocated[0]] = index
+            cost = Cost("collective", 0, touched_bytes(inputs[0]), touched_bytes(results[0]))
+        else:
+            waits_on = (self._start_of(storages[0]),)
+            cost = Cost("wait")
+        if not reuses:
+            self._memory.settle(cost.workspace_bytes)
+        self._zeros = allocated[0] if cost.kind == "fill" and len(allocated) == 1 else None
+        tensors = inputs + results
+        self.ops.append(
+            Op(
+                index,
+                operator.in_place_name if reuses else operator.name,
+                cost.kind,
+                operator.stream,
+                region,
+                phase,
+                tuple([tuple(tensor.shape) for tensor in tensors]),
+                _first_dtype(tensors),
+                cost.flops,
+                cost.bytes_read,
+                cost.bytes_written,
+                cost.products,
+                collective,
+                waits_on,
+            )
+        )
+
+    def _reuses_first(self, args: Sequence[Any], storages: list[int]) -> bool:
+        """Whether autograd itself would write this result into its first argument, were no dispatch mode listening.
+
+        Its formulas fill zeros in place (`scatter_add_`), and its engine sums gradients in place where it holds the last
+        reference; under a mode, and on meta tensors, both take the functional form for safety. The program is the former.
+        """
+        caller = sys._getframe(3)
+        if caller is not None and caller.f_code is not _ENGINE:
+            return False
+        if self._zeros is not None and storages[0] == self._zeros:
+            return True
+        first = args[0]
+        return len(storages) == 2 and _holds_storage_alone(first) and first.is_contiguous()
+
+    def _start_of(self, storage: int) -> int:
+        start = self._starts.get(storage)
+        if start is None:
+            raise TraceError("a wait has no collective that it waits for: wait on the tensor that the start returned")
+        return start
+
+    def _check_device(self, name: str, tensors: list[Tensor]) -> None:
+        if not tensors:
+            return
+        device = tensors[0].device.type
+        if self._device is None:
+            self._device = device
+        elif device != self._device:
+            raise TraceError(
+                f"{name} runs on {device} in a program on {self._device}: make every tensor on the device of the input"
+            )
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, on_operator: Callable[[OpOverload, Sequence[Any], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._on_operator = on_operator
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo never compiles a recorded step; its guard would cost as much as the recording."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        return self._on_operator(func, args, kwargs or {})
+
+
+def record_step(step: Callable[..., Any], args: Sequence[Any] = (), persistent: Iterable[Tensor] = ()) -> Recorder:
+    """Run `step(*args)` once under a recorder, on whatever tensors it has."""
+    recorder = Recorder([*persistent, *(value for value in args if isinstance(value, Tensor))])
+    with recorder:
+        step(*args)
+    return recorder
+
+
+def _plain_cost(
+    operator: Operator,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    inputs: list[Tensor],
+    storages: list[int],
+    fresh: list[Tensor],
+    out: Any,
+    reuses: bool,
+) -> Cost:
+    mutated = _mutated(operator, args, kwargs)
+    call = Call(args, kwargs, inputs, storages, mutated, fresh, in_place=bool(mutated) or reuses)
+    read, written = operator.rule(call)
+    products = operator.products(args) if operator.products is not None else ()
+    if products:
+        flops = sum(product.flops for product in products)
+    else:
+        flops = operator.flops(*args, **kwargs, out_val=out) if operator.flops is not None else 0
+    return Cost(operator.kind, flops, read, written, 0, products)
+
+
+def _mutated(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    mutated: list[Tensor] = []
+    for position, name in operator.mutated:
+        value = args[position] if position < len(args) else kwargs.get(name)
+        mutated.extend(value if isinstance(value, (list, tuple)) else [value])
+    return [tensor for tensor in mutated if tensor is not None]
+
+
+def _tensors_in(values: Iterable[Any], named: dict[str, Any] | None) -> list[Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend([item for item in value if isinstance(item, Tensor)])
+    if named:
+        found.extend(_tensors_in(named.values(), None))
+    return found
+
+
+def _holds_storage_alone(tensor: Tensor) -> bool:
+    """Whether nothing but this tensor (and the handle made here) refers to its storage."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2
+
+
+def _first_dtype(tensors: Sequence[Tensor]) -> str:
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point:
+            return _short(tensor.dtype)
+    return _short(tensors[0].dtype) if tensors else ""
+
+
+def _short(dtype: torch.dtype) -> str:
+    return _DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
