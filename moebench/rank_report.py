@@ -1,0 +1,77 @@
+"""Why a run of ranks failed, in words: the first cause first, each rank by number with its own traceback."""
+
+import pickle
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_NOTICE_S = 0.05  # a death is noticed after it happened; until then peers may have written of the lost connection
+_LOG_CHARACTERS = 4000
+
+
+@dataclass
+class Outcome:
+    """How each rank ended.
+
+    Attributes:
+        exits: rank -> (exit status, negative for a signal; time.monotonic() when noticed).
+        killed: the ranks that run_ranks killed.
+        timed_out: whether it did so because the time was up, not because another rank had failed.
+    """
+
+    exits: dict[int, tuple[int, float]] = field(default_factory=dict)
+    killed: set[int] = field(default_factory=set)
+    timed_out: bool = False
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether any rank did not end well."""
+        return bool(self.killed) or any(status for status, _ in self.exits.values())
+
+
+def explain(folder: Path, target: str, world: int, outcome: Outcome, timeout_s: float) -> str:
+    """The text of the error, from what the ranks left in `folder`."""
+    exits = {rank: end for rank, end in outcome.exits.items() if rank not in outcome.killed}
+    failures = [text for _, text in sorted(_failure(folder, rank, *end) for rank, end in exits.items() if end[0])]
+    # After the first come, mostly, lost connections to the rank that failed: a line each is enough.
+    parts = failures[:1] + [_in_one_line(text) for text in failures[1:]]
+    if outcome.timed_out:
+        parts += _late(folder, world, outcome.killed, timeout_s)
+    elif outcome.killed:
+        parts.append(f"{_were(outcome.killed)} then killed")
+    return f"{target} on {world} ranks failed\n\n" + "\n\n".join(parts)
+
+
+def _failure(folder: Path, rank: int, status: int, noticed: float) -> tuple[float, str]:
+    """When a rank failed, and its traceback or, for one that died without one, the end of its output."""
+    record = folder / f"{rank}.failure"
+    if record.exists():
+        raised, text = pickle.loads(record.read_bytes())
+        return raised, f"rank {rank} raised:\n{text.rstrip()}"
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+    output = _text(folder / f"{rank}.log")[-_LOG_CHARACTERS:]
+    last = f"; its last output:\n{output}" if output else ""
+    return noticed - _NOTICE_S, f"rank {rank} {how}, without a traceback{last}"
+
+
+def _in_one_line(failure: str) -> str:
+    lines = failure.splitlines()
+    return f"{lines[0]} {lines[-1]}" if len(lines) > 1 else failure
+
+
+def _late(folder: Path, world: int, killed: set[int], timeout_s: float) -> list[str]:
+    """Which ranks were not done in time, and where each stood."""
+    late = {rank for rank in killed if not (folder / f"{rank}.result").exists()}
+    done = set(range(world)) - late
+    parts = [f"{_were(late)} not done after {timeout_s:g} s" + (f" ({_were(done)} done)" if done else "")]
+    return parts + [
+        f"rank {rank} stood at:\n{_text(folder / f'{rank}.stack') or '(it wrote no stack)'}" for rank in sorted(late)
+    ]
+
+
+def _were(ranks: set[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} {'were' if len(ranks) > 1 else 'was'}"
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace").strip() if path.exists() else ""

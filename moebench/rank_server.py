@@ -1,0 +1,166 @@
+"""The process that ranks are forked from, and what a rank does. Started by moebench.ranks, one at a time.
+
+It imports torch once and runs no operator, so that forks of it are cheap and safe. It is single-threaded: one loop over
+the control socket and the deaths of its children. When the control socket closes, it kills its ranks and ends.
+"""
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from moebench.rank_wire import receive, send
+
+_STACK_SIGNAL = signal.SIGUSR1
+_STACK_TIME_S = 0.2  # for a rank to write where it stands
+_MARGIN_S = 30.0  # collectives give up later than run_ranks does, so that its report shows every rank where it stood
+_PRELOADED = ("torch", "torch.distributed", "torch.distributed.nn")
+
+
+def serve(descriptor: int) -> None:
+    """Serve run_ranks on the other end of socket `descriptor` until it closes."""
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    control = socket.socket(fileno=descriptor)
+    death, signalled = os.pipe()
+    os.set_blocking(signalled, False)
+    os.set_blocking(death, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+    ranks: dict[int, int] = {}  # process id -> rank
+    send(control, "ready")
+    while True:
+        readable, _, _ = select.select([control, death], [], [])
+        if death in readable:
+            with suppress(BlockingIOError):
+                os.read(death, 4096)
+        if control in readable:
+            try:
+                message = receive(control)
+            except ConnectionError:
+                return _kill(ranks, with_stacks=False)
+            if message[0] == "run":
+                for rank in range(message[1]["world"]):
+                    ranks[_fork(message[1], rank, (control.fileno(), death, signalled))] = rank
+            else:
+                _kill(ranks, with_stacks=message[1])
+        _report_deaths(control, ranks)
+
+
+def _report_deaths(control: socket.socket, ranks: dict[int, int]) -> None:
+    for process in list(ranks):
+        done, status = os.waitpid(process, os.WNOHANG)
+        if done:
+            with suppress(ConnectionError):  # the loop will notice
+                send(control, (ranks.pop(process), os.waitstatus_to_exitcode(status), time.monotonic()))
+
+
+def _kill(ranks: dict[int, int], with_stacks: bool) -> None:
+    if with_stacks and ranks:
+        for process in ranks:
+            os.kill(process, _STACK_SIGNAL)
+        time.sleep(_STACK_TIME_S)
+    for process in ranks:
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
+
+
+def _fork(request: dict[str, Any], rank: int, descriptors: tuple[int, ...]) -> int:
+    server = os.getpid()
+    process = os.fork()
+    if process:
+        with suppress(OSError):  # whichever of the two comes first makes the group, so that a kill always finds it
+            os.setpgid(process, process)
+        return process
+    try:
+        with suppress(OSError):
+            os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _die_with(server)
+        _run_rank(request, rank)
+    finally:
+        os._exit(1)
+
+
+def _die_with(server: int) -> None:
+    """Ask the kernel to end this process when its parent dies, where it can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+
+
+def _run_rank(request: dict[str, Any], rank: int) -> NoReturn:
+    folder = Path(request["folder"])
+    try:
+        _settle(request, folder, rank)
+        result = pickle.dumps(_call(request, rank))
+        partial = folder / f"{rank}.partial"
+        partial.write_bytes(result)
+        partial.rename(folder / f"{rank}.result")
+    except BaseException:
+        when = time.monotonic()
+        (folder / f"{rank}.failure").write_bytes(pickle.dumps((when, traceback.format_exc())))
+        _leave(1)
+    with suppress(Exception):  # a peer that fails from here on tells its own story
+        import torch.distributed as dist
+
+        dist.barrier()  # no socket closes under a peer that still reads
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit without tearing down the group: with a peer gone, that could wait for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _settle(request: dict[str, Any], folder: Path, rank: int) -> None:
+    """Take over directory, path, environment and the caller's wishes; output goes to a log."""
+    os.chdir(request["directory"])
+    sys.path[:] = request["path"]
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.environ.update(
+        OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo",
+        TORCH_CPP_LOG_LEVEL="ERROR",
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(request["world"]),
+    )
+    log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.register(_STACK_SIGNAL, open(folder / f"{rank}.stack", "w"), all_threads=False)  # noqa: SIM115
+
+
+def _call(request: dict[str, Any], rank: int) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    from moebench.kernels.collectives.group import process_group
+
+    torch.set_num_threads(1)
+    module, name = request["target"].split(":")
+    function = getattr(importlib.import_module(module), name)
+    world = request["world"]
+    store = dist.FileStore(os.path.join(request["folder"], "rendezvous"), world)
+    timeout = timedelta(seconds=request["timeout_s"] + _MARGIN_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    return function(process_group(), *pickle.loads(request["args"]))
