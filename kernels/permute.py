@@ -10,8 +10,8 @@ from torch import Tensor
 
 from moebench.kernels.checks import check_at_least, check_shape, check_tensor, check_together
 from moebench.kernels.cost import Cost
-from moebench.kernels.gather_sum import gather_dot, gather_sum
 from moebench.kernels.define import define_operator
+from moebench.kernels.gather_sum import gather_dot, gather_sum
 
 
 def slot_rows(experts_TK: Tensor, positions_TK: Tensor, capacity: int) -> Tensor:
