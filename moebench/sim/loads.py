@@ -1,0 +1,208 @@
+"""The load of a collective: exact bytes and messages on each tier, under each algorithm that a library may choose.
+
+Apart from the times because loads depend on the group's shape only: they are exact, and tests hold them against
+closed forms. Balanced collectives are closed forms of the node shares, so 1,440 ranks cost no more than 8; uneven ones
+take one row of bytes for each distinct rank.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moebench.program import Collective
+from moebench.sim.layout import NodeShare, node_shares, spread_rows
+from moebench.workloads.machine import Topology
+
+Rows = Sequence[tuple[Sequence[int], Sequence[int]]]  # (ranks that a row stands for, bytes to each peer)
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """What a collective sends over one kind of link.
+
+    Attributes:
+        rank_bytes, rank_messages: sent by the rank that sends most.
+        total_bytes, total_messages: sent by all ranks of the group.
+    """
+
+    rank_bytes: float = 0
+    rank_messages: float = 0
+    total_bytes: float = 0
+    total_messages: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One collective under one algorithm, before any rate is known.
+
+    Attributes:
+        copy_bytes: own chunk that a rank copies to itself.
+        link_bytes, link_messages: of the busiest GPU, in its busier direction.
+        bridge_bytes: all in-node traffic of the busiest node.
+        nic_bytes, nic_messages: of the busiest node, in its busier direction.
+        fabric_bytes: all traffic between nodes.
+        nodes, nics: nodes in the group; NICs a node that its ranks reach.
+        link_steps, nic_steps: latencies on the longest path.
+        in_sequence: whether the steps depend on each other, so that latencies of all tiers add up.
+        use: sent bytes and messages by tier (`link`, `nic`).
+    """
+
+    copy_bytes: float = 0
+    link_bytes: float = 0
+    link_messages: float = 0
+    bridge_bytes: float = 0
+    nic_bytes: float = 0
+    nic_messages: float = 0
+    fabric_bytes: float = 0
+    nodes: int = 1
+    nics: int = 1
+    link_steps: int = 0
+    nic_steps: int = 0
+    in_sequence: bool = False
+    use: Mapping[str, TierUse] | None = None
+
+
+def loads(collective: Collective, topology: Topology, rows: Rows | None = None) -> list[Load]:
+    """The load under each algorithm that the library may choose; one empty load where the group is one rank.
+
+    Raises:
+        ValueError: unknown algorithm.
+    """
+    if len(collective.ranks) == 1:
+        return [Load()]
+    if collective.algorithm == "all_to_all":
+        if collective.bytes_per_peer is None or rows is not None:
+            return [_uneven(collective, topology, rows or [(collective.ranks, collective.send_bytes)])]
+        return [_even_all_to_all(collective.bytes_per_peer, node_shares(collective.ranks, topology), topology)]
+    shares = node_shares(collective.ranks, topology)
+    size = float(collective.bytes_per_peer or 0)
+    ranks = len(collective.ranks)
+    if collective.algorithm in ("all_gather", "reduce_scatter"):
+        own = size if collective.algorithm == "all_gather" else 0.0
+        return [_ring(size, ranks - 1, 1, own, shares, topology)]
+    if collective.algorithm == "all_reduce":
+        return [_ring(size / ranks, 2 * (ranks - 1), 2, 0.0, shares, topology), _tree(size, shares, topology)]
+    raise ValueError(f"unknown collective {collective.algorithm!r}")
+
+
+def _even_all_to_all(chunk: int, shares: Sequence[NodeShare], topology: Topology) -> Load:
+    """Grouped send/recv: every rank sends `chunk` bytes to every other, all at once."""
+    ranks = sum(share.members * share.nodes for share in shares)
+    most, least = max(s.members for s in shares), min(s.members for s in shares)
+    inside = sum(s.nodes * s.members * (s.members - 1) for s in shares)
+    outside = sum(s.nodes * s.members * (ranks - s.members) for s in shares)
+    leaving = max(s.members * (ranks - s.members) for s in shares)
+    sent = 1 if chunk else 0
+    return Load(
+        copy_bytes=chunk,
+        link_bytes=(most - 1) * chunk,
+        link_messages=(most - 1) * sent,
+        bridge_bytes=max(s.members * (s.members - 1) for s in shares) * chunk,
+        nic_bytes=leaving * chunk,
+        nic_messages=leaving * sent,
+        fabric_bytes=outside * chunk,
+        nodes=sum(s.nodes for s in shares),
+        nics=_nics(most, topology),
+        link_steps=min(1, (most - 1) * sent),
+        nic_steps=min(1, leaving * sent),
+        use={
+            "link": TierUse((most - 1) * chunk, (most - 1) * sent, inside * chunk, inside * sent),
+            "nic": TierUse((ranks - least) * chunk, (ranks - least) * sent, outside * chunk, outside * sent),
+        },
+    )
+
+
+def _uneven(collective: Collective, topology: Topology, rows: Rows) -> Load:
+    """Grouped send/recv with a matrix of bytes; zero entries are not sent."""
+    sent = spread_rows(collective.ranks, rows, topology)
+    messages = spread_rows(collective.ranks, [(r, [int(b > 0) for b in row]) for r, row in rows], topology)
+    return Load(
+        copy_bytes=sent.own,
+        link_bytes=sent.link,
+        link_messages=messages.link,
+        bridge_bytes=sent.node_inside,
+        nic_bytes=sent.nic,
+        nic_messages=messages.nic,
+        fabric_bytes=sent.outside,
+        nodes=sent.nodes,
+        nics=_nics(sent.members, topology),
+        link_steps=min(1, messages.link),
+        nic_steps=min(1, messages.nic),
+        use={
+            "link": TierUse(sent.rank_inside, messages.rank_inside, sent.inside, messages.inside),
+            "nic": TierUse(sent.rank_outside, messages.rank_outside, sent.outside, messages.outside),
+        },
+    )
+
+
+def _ring(
+    step_bytes: float, steps: int, rounds: int, own: float, shares: Sequence[NodeShare], topology: Topology
+) -> Load:
+    """A ring in node order, one a NIC, each with its part of the data; `rounds` times round the nodes."""
+    nodes, most = sum(s.nodes for s in shares), max(s.members for s in shares)
+    ranks = sum(s.members * s.nodes for s in shares)
+    nics = _nics(most, topology)
+    volume = step_bytes * steps
+    crossing = nodes if nodes > 1 else 0
+    inside = ranks - crossing
+    busiest = (most - 1 if crossing else most) if most > 1 else 0
+    moves = 1 if volume else 0
+    on_link, on_nic = (moves if inside else 0), (moves if crossing else 0)
+    nic_steps = rounds * (nodes - 1) * moves
+    return Load(
+        copy_bytes=own,
+        link_bytes=volume * on_link,
+        link_messages=steps * on_link,
+        bridge_bytes=busiest * volume,
+        nic_bytes=volume * on_nic,
+        nic_messages=steps * nics * on_nic,
+        fabric_bytes=crossing * volume,
+        nodes=nodes,
+        nics=nics,
+        link_steps=(steps - nic_steps) * on_link,
+        nic_steps=nic_steps,
+        in_sequence=True,
+        use={
+            "link": TierUse(volume * on_link, steps * on_link, inside * volume, inside * steps * moves),
+            "nic": TierUse(
+                volume * on_nic, steps * nics * on_nic, crossing * volume, crossing * steps * nics * moves
+            ),
+        },
+    )
+
+
+def _tree(size: float, shares: Sequence[NodeShare], topology: Topology) -> Load:
+    """Two complementary binary trees over nodes, each with half of the data, and a chain inside each node."""
+    nodes, most = sum(s.nodes for s in shares), max(s.members for s in shares)
+    ranks = sum(s.members * s.nodes for s in shares)
+    nics = _nics(most, topology)
+    hops = ranks - nodes  # in-node chain edges; each carries the data up and down
+    moves = 1 if size else 0
+    link_copies = min(2, most - 1)  # the middle of a chain sends both ways
+    nic_copies = min(2, nodes - 1)  # inner node of one tree, leaf of the other; two nodes: one child each
+    depth = math.ceil(math.log2(nodes)) if nodes > 1 else 0
+    return Load(
+        link_bytes=link_copies * size,
+        link_messages=2 * (most - 1) * moves,
+        bridge_bytes=2 * (most - 1) * size,
+        nic_bytes=nic_copies * size,
+        nic_messages=max(2 * nic_copies, 2 * depth) * nics * moves,
+        fabric_bytes=2 * (nodes - 1) * size,
+        nodes=nodes,
+        nics=nics,
+        link_steps=2 * (most - 1) * moves,
+        nic_steps=2 * depth * moves,
+        in_sequence=True,
+        use={
+            "link": TierUse(link_copies * size, link_copies * moves, 2 * hops * size, 2 * hops * moves),
+            "nic": TierUse(
+                nic_copies * size, 2 * nic_copies * moves, 2 * (nodes - 1) * size, 4 * (nodes - 1) * moves
+            ),
+        },
+    )
+
+
+def _nics(members: int, topology: Topology) -> int:
+    """NICs that `members` ranks of a node reach: each GPU drives those next to it."""
+    reached = math.ceil(members * topology.nics_per_node / topology.gpus_per_node)
+    return max(1, min(topology.nics_per_node, reached))

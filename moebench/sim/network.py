@@ -1,0 +1,106 @@
+"""What a collective costs between ranks: the time of each tier of the cluster under every draw.
+
+Prices what a communication library does inside one call (grouped send/recv, ring, tree); exchanges made of several
+calls are programs, and traced. A collective takes as long as its busiest tier: copy of the own chunk, link inside the
+node, host bridge, NIC, fabric.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from moebench.program import Collective
+from moebench.sim.cost import Machine, share_at
+from moebench.sim.loads import Load, Rows, TierUse, loads
+from moebench.workloads.machine import Topology
+
+TIERS = ("copy", "link", "bridge", "nic", "fabric")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one collective: in all [N], and how long each tier is busy with it [N]."""
+
+    total_s: np.ndarray
+    tiers_s: Mapping[str, np.ndarray]
+
+
+def collective_time_s(
+    collective: Collective,
+    topology: Topology,
+    values: Mapping[str, np.ndarray],
+    rows: Rows | None = None,
+    sharing: int = 1,
+) -> np.ndarray:
+    """Seconds from the arrival of the last rank to the end, under every draw; 0 on one rank.
+
+    Args:
+        rows: uneven all-to-all: what each distinct rank sends; by default every rank sends `collective.send_bytes`.
+        sharing: groups of this shape that run at once through the same node.
+    """
+    return collective_timing(collective, topology, Machine(topology.hardware, values), rows, sharing).total_s
+
+
+def collective_timing(
+    collective: Collective, topology: Topology, machine: Machine, rows: Rows | None = None, sharing: int = 1
+) -> Timing:
+    """The time of a collective and of each tier; the fastest of the algorithms that the library may choose."""
+    timings = [_timed(load, sharing, topology, machine) for load in loads(collective, topology, rows)]
+    best = timings[0]
+    for other in timings[1:]:
+        faster = other.total_s < best.total_s
+        tiers = {t: np.where(faster, other.tiers_s[t], best.tiers_s[t]) for t in TIERS}
+        best = Timing(np.where(faster, other.total_s, best.total_s), tiers)
+    return best
+
+
+def link_bytes(collective: Collective, topology: Topology, rows: Rows | None = None) -> dict[str, TierUse]:
+    """Bytes and messages sent over `link` and `nic`; of the algorithm that is faster at nominal rates."""
+    values = {name: np.array([p.value]) for name, p in topology.parameters().items()}
+    machine = Machine(topology.hardware, values)
+    best = min(loads(collective, topology, rows), key=lambda load: float(_timed(load, 1, topology, machine).total_s[0]))
+    return dict(best.use or {"link": TierUse(), "nic": TierUse()})
+
+
+def _timed(load: Load, sharing: int, topology: Topology, machine: Machine) -> Timing:
+    value = machine.value
+    each = np.zeros(machine.draws)
+    tiers = dict.fromkeys(TIERS, each)
+    if load.use is None:
+        return Timing(each, tiers)
+    tiers["copy"] = _copy_s(load.copy_bytes, machine)
+    link_latency = load.link_steps * value("link.latency") if load.link_steps else each
+    nic_latency = load.nic_steps * value("nic.latency") if load.nic_steps else each
+    if load.link_bytes:
+        tiers["link"] = load.link_messages * value("link.message", 0.0) + load.link_bytes / value("link.bandwidth")
+    if load.bridge_bytes and "bridge.bandwidth" in machine.values:
+        tiers["bridge"] = sharing * load.bridge_bytes / value("bridge.bandwidth")
+    if load.nic_bytes:
+        nics = max(load.nics, min(topology.nics_per_node, load.nics * sharing))
+        bandwidth = value("nic.bandwidth")
+        tiers["nic"] = (
+            math.ceil(sharing * load.nic_messages / nics) * value("nic.message", 0.0)
+            + sharing * load.nic_bytes / nics / bandwidth
+        )
+        carried = load.nodes * nics * bandwidth * value("fabric.share", 1.0)
+        tiers["fabric"] = sharing * load.fabric_bytes / carried
+    before = value("collective.fixed", 0.0) + each
+    if load.in_sequence:
+        before = before + link_latency + nic_latency
+    else:
+        tiers["link"] = tiers["link"] + link_latency
+        tiers["nic"] = tiers["nic"] + nic_latency
+    longest = np.maximum.reduce([np.broadcast_to(t, each.shape) for t in tiers.values()])
+    return Timing(before + longest, {name: each + tier for name, tier in tiers.items()})
+
+
+def _copy_s(own_bytes: float, machine: Machine) -> np.ndarray:
+    """A rank's copy of its own chunk in device memory, read and written."""
+    if not own_bytes:
+        return np.zeros(1)
+    moved = np.array([2.0 * own_bytes])
+    curve = machine.hardware.curves.get("copy")
+    share = share_at(curve, moved)[0] if curve else 1.0
+    return moved / share / (machine.value("gpu.memory.bandwidth") * machine.value("gpu.efficiency.copy", 1.0))
