@@ -1,4 +1,4 @@
-"""One error for every bad input: what was wrong, where, what is allowed. The command line prints it and exits with 2."""
+"""One error for every bad input: what was wrong, where, what is allowed. The command line prints it and exits 2."""
 
 from collections.abc import Iterable
 

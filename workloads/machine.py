@@ -1,7 +1,7 @@
 """Hardware and topology as data: every number a Parameter with unit, status, source and range.
 
 The cost model reads a flat mapping from parameter name to value; `Topology.parameters()` makes it. The loaders
-(moebench.workloads.load_machine) turn TOML into these.
+(moebench.workloads.load) turn TOML into these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,10 +53,11 @@ class Hardware:
     Attributes:
         parameters: named `gpu.memory.capacity`, `gpu.memory.bandwidth`, `gpu.peak.<dtype>`,
             `gpu.product.compute_share`, `gpu.product.bandwidth_share`, `gpu.product.fixed`, `gpu.kernel.fixed`,
-            `gpu.efficiency.<kind>` (a factor on the curve of that kind, 1 by default), `host.issue.operator`,
-            `host.issue.view`, `host.issue.custom`, `host.issue.collective`, `host.sync`.
-        curves: share of memory bandwidth by operator kind (key `<kind>`) against bytes moved; `product.<dtype>` the share
-            of the peak rate against FLOPs, which replaces `gpu.product.compute_share` where it is given.
+            `gpu.product.compute_share.<dtype>` (where a dtype's share differs), `gpu.memory.reserved`, `gpu.sms`,
+            `gpu.l2`, `gpu.efficiency.<kind>` (a factor on the curve of that kind, 1 by default),
+            `host.issue.operator`, `host.issue.view`, `host.issue.custom`, `host.issue.collective`, `host.sync`.
+        curves: share of memory bandwidth by operator kind (key `<kind>`) against bytes moved; `product.<dtype>` the
+            share of the peak rate against FLOPs, which replaces `gpu.product.compute_share` where it is given.
     """
 
     name: str

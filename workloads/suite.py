@@ -11,7 +11,8 @@ class LayerShape:
     """The layer of an experiment, before gate, batch size and topology are chosen.
 
     Attributes:
-        experts: rules such as `16`, `world`, `max(16, world)`, `2*world`; the first is the default, the others are swept.
+        experts: rules such as `16`, `world`, `max(16, world)`, `2*world`; the first is the default, the others are
+            swept.
         input_gradient: likewise.
     """
 

@@ -1,0 +1,92 @@
+"""Suite files into the dataclasses of moebench.workloads.suite."""
+
+import re
+from pathlib import Path
+
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.layer import GateSpec, RoutingSpec
+from moebench.workloads.places import SUITES, find, names
+from moebench.workloads.schema import ExperimentFile, LayerFile, SuiteFile, parse_file
+from moebench.workloads.suite import Experiment, LayerShape, Suite
+from moebench.workloads.toml_file import TomlFile, read_toml
+
+
+def suite_names() -> tuple[str, ...]:
+    """Names that `load_suite` knows, the user's own included."""
+    return names(SUITES)
+
+
+def load_suite(name: str) -> Suite:
+    """The suite of a name or a file.
+
+    Raises:
+        InputError: no such suite, or a fault in its file; one line that names file, line, key and what is allowed.
+    """
+    path = find(SUITES, name)
+    file = read_toml(path)
+    model = parse_file(SuiteFile, file)
+    return Suite(
+        name=path.stem,
+        title=model.title,
+        paper=model.paper,
+        experiments=tuple(_experiment(e, file, index) for index, e in enumerate(model.experiments)),
+        reported=model.reported,
+        samples=model.samples,
+        seed=model.seed,
+        source_path=str(path),
+    )
+
+
+def gate_spec(label: str, where: str = "") -> GateSpec:
+    """The gate of a label: `switch`, or with its number of choices `topk-4`.
+
+    Raises:
+        InputError: no such gate; lists the valid ones.
+    """
+    from moebench.workloads.gates.registry import GATES
+
+    if label in GATES:
+        return GateSpec(label, GATES[label].default_top_k)
+    match = re.fullmatch(r"(.+)-([1-9]\d*)", label)
+    if match is None or match[1] not in GATES:
+        raise one_of("gate", label, GATES, where)
+    return GateSpec(match[1], int(match[2]))
+
+
+def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> Experiment:
+    gates = tuple(gate_spec(label, file.where(["experiments", index, "gates"])) for label in model.gates)
+    if len(set(gates)) < len(gates):
+        raise InputError(f"{file.where(['experiments', index, 'gates'])}: the same gate stands there twice")
+    swept = tuple(gate_spec(label).label for label in model.sweep_gates)
+    return Experiment(
+        name=model.name,
+        title=model.title,
+        question=model.question,
+        metric=model.metric,
+        systems=tuple(model.systems),
+        gates=gates,
+        batch_sizes=tuple(model.batch_sizes),
+        sizes=tuple(model.sizes),
+        node_types=tuple(model.node_types),
+        layer=_layer(model.layer, file.path),
+        conventions=tuple(model.conventions),
+        sweep_gates=swept,
+        figure=dict(model.figure),
+        not_published=tuple(model.not_published),
+    )
+
+
+def _layer(model: LayerFile, path: Path) -> LayerShape:
+    routing = model.routing
+    trace = None if routing.path is None else str(path.parent / Path(routing.path).expanduser())
+    return LayerShape(
+        d_model=model.d_model,
+        d_ffn=model.d_ffn,
+        sequence=model.sequence,
+        dtype=model.dtype,
+        capacity_factor=model.capacity_factor,
+        activation=model.activation,
+        experts=tuple(str(rule) for rule in model.experts),
+        input_gradient=tuple(model.input_gradient),
+        routing=RoutingSpec(routing.kind, routing.seed, routing.alpha, trace),
+    )

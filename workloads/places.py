@@ -1,0 +1,68 @@
+"""Where data files live: those of the package, and the user's own. Names and paths only; nothing is parsed here."""
+
+import os
+from pathlib import Path
+
+from moebench.workloads.errors import InputError, one_of
+
+HARDWARE, TOPOLOGIES, SUITES = "hardware", "topologies", "suites"
+THIS_MACHINE = "this-machine"
+_ONE = {HARDWARE: "hardware", TOPOLOGIES: "node type", SUITES: "suite"}
+
+
+def package_folder(folder: str) -> Path:
+    """The package's folder of `hardware`, `topologies` or `suites`."""
+    return Path(__file__).parent / folder
+
+
+def user_folder(folder: str = "") -> Path:
+    """The user's folder: under $MOEBENCH_HOME, else $XDG_CONFIG_HOME/moebench, else ~/.config/moebench."""
+    home = os.environ.get("MOEBENCH_HOME")
+    if home:
+        return Path(home) / folder
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "moebench" / folder
+
+
+def this_machine_hardware_path() -> Path:
+    """Where `moebench calibrate` writes what it measured of this machine."""
+    return user_folder(HARDWARE) / f"{THIS_MACHINE}.toml"
+
+
+def names(folder: str) -> tuple[str, ...]:
+    """Names of the files in `folder`, the package's and the user's; one that starts with `_` is only extended."""
+    found = {
+        path.stem
+        for place in (package_folder(folder), user_folder(folder))
+        for path in place.glob("*.toml")
+        if not path.stem.startswith("_")
+    }
+    return tuple(sorted(found))
+
+
+def find(folder: str, name: str, where: str = "", beside: Path | None = None) -> Path:
+    """The file of a name, or the path itself where `name` is one (it ends with .toml or has a separator).
+
+    The package's names cannot be taken over by files of the user's, but for `this-machine`.
+
+    Args:
+        beside: folder that a relative path is read from; the working folder by default.
+
+    Raises:
+        InputError: no such file; lists the valid names.
+    """
+    place = f"{where}: " if where else ""
+    if name.endswith(".toml") or os.sep in name:
+        path = (beside or Path()) / Path(name).expanduser()
+        if not path.is_file():
+            raise InputError(f"{place}no {_ONE[folder]} file {path}")
+        return path
+    folders = [package_folder(folder), user_folder(folder)]
+    for candidate in reversed(folders) if name == THIS_MACHINE else folders:
+        path = candidate / f"{name}.toml"
+        if path.is_file():
+            return path
+    if (folder, name) == (HARDWARE, THIS_MACHINE):
+        path = this_machine_hardware_path()
+        raise InputError(f"{place}this machine has not been measured: run `moebench calibrate` (it writes {path})")
+    raise one_of(_ONE[folder], name, names(folder), where)

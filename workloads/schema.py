@@ -1,0 +1,241 @@
+"""What hardware, topology and suite files may contain, as strict models; the one module that knows pydantic.
+
+The models stay at the file boundary: moebench.workloads.load turns them into the frozen dataclasses that all else uses.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.experts import experts_for
+from moebench.workloads.layer import ACTIVATIONS, DTYPES, ROUTINGS
+from moebench.workloads.machine import STATUSES
+from moebench.workloads.parameters import LINK_KINDS
+from moebench.workloads.toml_file import TomlFile
+
+SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+CONVENTION_NAMES = ("common", "as-shipped")
+HARDWARE_KINDS = ("gpu", "cpu")
+
+
+class Strict(BaseModel):
+    """No unknown keys, no conversions between types; the error lists the keys there are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        for key in data if isinstance(data, Mapping) else ():
+            if key not in cls.model_fields:
+                text = str(one_of("key", key, cls.model_fields))
+                raise PydanticCustomError("unknown_key", "{text}", {"text": text, "key": key})
+        return data
+
+
+def _choice(what: str, choices: Sequence[str]) -> AfterValidator:
+    """A string out of a list."""
+
+    def check(value: str) -> str:
+        if value not in choices:
+            raise PydanticCustomError("choice", "{text}", {"text": str(one_of(what, value, choices))})
+        return value
+
+    return AfterValidator(check)
+
+
+def _pattern(what: str, pattern: re.Pattern[str]) -> AfterValidator:
+    """A string that a pattern matches."""
+
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise PydanticCustomError("pattern", "{text}", {"text": f"{value!r} is not {what}"})
+        return value
+
+    return AfterValidator(check)
+
+
+def _experts_rule(rule: int | str) -> int | str:
+    try:
+        experts_for(str(rule), 1)
+    except InputError as error:
+        raise PydanticCustomError("experts", "{text}", {"text": str(error)}) from None
+    return rule
+
+
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, _pattern("a name: lower-case letters, digits, - and _", re.compile(r"[a-z0-9][a-z0-9_-]*"))]
+Extended = Annotated[str, _pattern("a name of a file", re.compile(r"_?[a-z0-9][a-z0-9_-]*"))]
+Size = Annotated[str, _pattern("a size: write NODESxGPUS such as 4x8", SIZE)]
+GateLabel = Annotated[
+    str, _pattern("a gate: write a name, or a name and its k such as topk-4", re.compile(r"[a-z][a-z0-9_-]*"))
+]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class ParameterFile(Strict):
+    """One number of a machine; quantities are strings such as "25 GB/s", shares and counts plain numbers."""
+
+    value: str | int | float
+    low: str | int | float | None = None
+    high: str | int | float | None = None
+    status: Annotated[str, _choice("status", STATUSES)]
+    source: Text
+
+
+class CurveFile(Strict):
+    """Shares of a peak rate against the size of the work, sizes rising."""
+
+    at: Annotated[list[str], Field(min_length=1)]
+    share: Annotated[list[Number], Field(min_length=1)]
+    status: Annotated[str, _choice("status", STATUSES)]
+    source: Text
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Self:
+        if len(self.at) != len(self.share):
+            text = f"at has {len(self.at)} entries, share {len(self.share)}; both need the same number"
+            raise PydanticCustomError("length", "{text}", {"text": text})
+        return self
+
+
+class HardwareFile(Strict):
+    """hardware/*.toml; a file that extends another may leave anything out that the other says."""
+
+    extends: Extended | None = None
+    title: Text | None = None
+    kind: Annotated[str, _choice("kind", HARDWARE_KINDS)] | None = None
+    notes: list[str] = Field(default_factory=list)
+    parameters: dict[str, ParameterFile] = Field(default_factory=dict)
+    curves: dict[str, CurveFile] = Field(default_factory=dict)
+
+
+class TopologyFile(Strict):
+    """topologies/*.toml: a type of node, or with `nodes` a whole cluster."""
+
+    extends: Extended | None = None
+    title: Text | None = None
+    hardware: Text | None = None
+    nodes: Positive | None = None
+    gpus_per_node: Positive | None = None
+    max_nodes: Positive | None = None
+    nics_per_node: Positive | None = None
+    link_kind: Annotated[str, _choice("link_kind", LINK_KINDS)] | None = None
+    sizes: list[Size] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    parameters: dict[str, ParameterFile] = Field(default_factory=dict)
+
+
+class RoutingFile(Strict):
+    """Where the tokens want to go."""
+
+    kind: Annotated[str, _choice("routing", ROUTINGS)] = "iid"
+    seed: Annotated[int, Field(ge=0)] = 0
+    alpha: Annotated[Number, Field(ge=0)] = 1.0
+    path: Text | None = None
+
+    @model_validator(mode="after")
+    def _path_of_a_trace(self) -> Self:
+        if (self.kind == "trace") != (self.path is not None):
+            text = "path is the recorded file of kind = 'trace', and only of that kind"
+            raise PydanticCustomError("path", "{text}", {"text": text})
+        return self
+
+
+class LayerFile(Strict):
+    """The layer of an experiment."""
+
+    d_model: Positive
+    d_ffn: Positive
+    sequence: Annotated[int, Field(ge=0)]
+    dtype: Annotated[str, _choice("dtype", DTYPES)] = "fp32"
+    capacity_factor: Annotated[Number, Field(gt=0)] = 1.0
+    activation: Annotated[str, _choice("activation", ACTIVATIONS)] = "relu"
+    experts: Annotated[list[Annotated[int | str, AfterValidator(_experts_rule)]], Field(min_length=1)]
+    input_gradient: Annotated[list[bool], Field(min_length=1)] = Field(default_factory=lambda: [True])
+    routing: RoutingFile = Field(default_factory=RoutingFile)
+
+
+class ExperimentFile(Strict):
+    """One figure or table: grids are lists, and where a paper is silent the first entry is the default."""
+
+    name: Name
+    title: Text
+    question: Text
+    metric: Text
+    systems: Annotated[list[Name], Field(min_length=1)]
+    gates: Annotated[list[GateLabel], Field(min_length=1)]
+    batch_sizes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    sizes: Annotated[list[Size], Field(min_length=1)]
+    node_types: Annotated[list[Name], Field(min_length=1)]
+    layer: LayerFile
+    conventions: Annotated[list[Annotated[str, _choice("conventions", CONVENTION_NAMES)]], Field(min_length=1)] = Field(
+        default_factory=lambda: ["common"]
+    )
+    sweep_gates: list[GateLabel] = Field(default_factory=list)
+    figure: dict[str, Text] = Field(default_factory=dict)
+    not_published: list[Text] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _sweeps_its_own_gates(self) -> Self:
+        for gate in self.sweep_gates:
+            if gate not in self.gates:
+                raise PydanticCustomError("gate", "{text}", {"text": str(one_of("sweep gate", gate, self.gates))})
+        return self
+
+
+class SuiteFile(Strict):
+    """suites/*.toml."""
+
+    title: Text
+    paper: Text
+    reported: Name | None = None
+    samples: Annotated[int, Field(ge=1, le=100_000)] = 256
+    seed: Annotated[int, Field(ge=0)] = 0
+    experiments: Annotated[list[ExperimentFile], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [experiment.name for experiment in self.experiments]
+        for name in names:
+            if names.count(name) > 1:
+                raise PydanticCustomError("twice", "{text}", {"text": f"two experiments are named {name!r}"})
+        return self
+
+
+Model = TypeVar("Model", bound=Strict)
+
+
+def parse_file(model: type[Model], file: TomlFile) -> Model:
+    """The model of a file's content.
+
+    Raises:
+        InputError: one line with file, line, key and what is allowed, about the first fault.
+    """
+    try:
+        return model.model_validate(file.data)
+    except ValidationError as error:
+        raise InputError(_explain(file, error.errors()[0])) from None
+
+
+def _explain(file: TomlFile, fault: Mapping[str, Any]) -> str:
+    """One fault as a line of text."""
+    keys = [key for key in fault["loc"] if not _is_union_branch(key)]
+    context = fault.get("ctx", {})
+    if fault["type"] == "missing":
+        return f"{file.where(keys[:-1])}: missing key {keys[-1]}"
+    if fault["type"] == "unknown_key":
+        return f"{file.where([*keys, context['key']])}: {context['text']}"
+    message = context.get("text") or fault["msg"][0].lower() + fault["msg"][1:]
+    given = "" if "text" in context or isinstance(fault["input"], (dict, list)) else f", got {fault['input']!r}"
+    return f"{file.where(keys)}: {message}{given}"
+
+
+def _is_union_branch(key: str | int) -> bool:
+    """Whether pydantic put the name of a union's branch into the location."""
+    return isinstance(key, str) and re.fullmatch(r"(str|int|float|bool|function-after\[.*\]?)", key) is not None
