@@ -1,8 +1,8 @@
 """Operators that a traced program may not use, with the explicit form to use instead.
 
-Some run as other operators on CUDA, CPU and meta, so that the trace would not be the program; some read a device value on
-the host; stock collectives hide their waits. Ruff bans what it can see by name; `x[mask]` and `.item()` it can't, so the
-recorder refuses them when they run. Functions that dissolve into others before dispatch are caught as Python calls.
+Some run as other operators on CUDA, CPU and meta, so that the trace would not be the program; some read a device value
+on the host; stock collectives hide their waits. Ruff bans what it can see by name; `x[mask]` and `.item()` it can't, so
+the recorder refuses them when they run. Functions that dissolve into others before dispatch are caught as Python calls.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +21,7 @@ _COUNT = "use moebench.kernels.explicit.count"
 _ATTENTION = "use moebench.kernels.explicit.attention"
 _DROPOUT = "use moebench.kernels.explicit.dropout"
 _OPTIMIZER = "use moebench.kernels.optimizer (sgd_step, AdamW)"
+_HOST_COPY = "make it on the device (torch.full, torch.arange): a copy from the host would hide in it"
 _COLLECTIVE = "use moebench.kernels.collectives.start_wait, whose waits are operators"
 
 BANNED = {
@@ -45,6 +46,7 @@ BANNED = {
     "aten::item": _READ,
     "aten::is_nonzero": _READ,
     "aten::equal": _READ,
+    "aten::lift_fresh": _HOST_COPY,
     "aten::repeat_interleave.Tensor": "its length depends on values: pass slot ids",
 }
 _PREFIXES = {
@@ -112,6 +114,10 @@ _FUNCTIONS: Mapping[Callable[..., Any], tuple[str, str]] = {
     Tensor.unique: ("unique", _MASK),
     torch.unique_consecutive: ("unique_consecutive", _MASK),
     Tensor.unique_consecutive: ("unique_consecutive", _MASK),
+    torch.tensor: ("torch.tensor", _HOST_COPY),
+    torch.as_tensor: ("torch.as_tensor", _HOST_COPY),
+    torch.from_numpy: ("torch.from_numpy", _HOST_COPY),
+    Tensor.cpu: ("cpu", _READ),
     Tensor.item: ("item", _READ),
     Tensor.tolist: ("tolist", _READ),
     Tensor.numpy: ("numpy", _READ),

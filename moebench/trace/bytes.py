@@ -1,8 +1,8 @@
 """How many bytes of device memory an aten operator reads and writes: a rule for each family.
 
 The rules (DESIGN.md section 6): each storage once, expanded dimensions once; gathers read the rows that they select;
-scatters read and write the rows that they select, the functional forms copy everything first; in place is read plus write;
-views cost nothing. Shapes decide, never values, so the count is the same on meta tensors and on a device.
+scatters read and write the rows that they select, the functional forms copy everything first; in place is read plus
+write; views cost nothing. Shapes decide, never values, so the count is the same on meta tensors and on a device.
 """
 
 import math

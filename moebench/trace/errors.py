@@ -1,4 +1,4 @@
-"""Why a program can't be traced: one class a reason, so that a case can say which. Apart because every part raises them."""
+"""Why a program can't be traced: one class a reason, so that a case can say which. Apart: every part raises them."""
 
 
 class TraceError(RuntimeError):

@@ -13,20 +13,22 @@ STARTS = {
     "moebench::all_gather_start": "all_gather",
     "moebench::reduce_scatter_start": "reduce_scatter",
     "moebench::all_reduce_start": "all_reduce",
+    "moebench::all_reduce_start_": "all_reduce",
 }
 WAIT = "moebench::wait"
 
 
 def collective_of(algorithm: str, args: Sequence[Any], result: Tensor) -> Collective:
-    """The bytes between ranks of one call, from the start operator's arguments (tensor, splits where it has them, group key)."""
+    """The bytes between ranks of one call, from the start operator's arguments: tensor, splits if it has any, group."""
     group = find_group(args[-1])
+    ranks = group.ranks if isinstance(group.ranks, range) else tuple(group.ranks)
     source: Tensor = args[0]
     if algorithm == "all_to_all" and (args[1] or args[2]):
         row_bytes = _row_bytes(source)
         return Collective(
             algorithm,
             group.name,
-            group.ranks,
+            ranks,
             None,
             tuple(rows * row_bytes for rows in args[1]),
             tuple(rows * row_bytes for rows in args[2]),
@@ -37,7 +39,7 @@ def collective_of(algorithm: str, args: Sequence[Any], result: Tensor) -> Collec
         size = result.numel() * result.element_size()
     else:
         size = source.numel() * source.element_size()
-    return Collective(algorithm, group.name, group.ranks, size)
+    return Collective(algorithm, group.name, ranks, size)
 
 
 def _row_bytes(tensor: Tensor) -> int:

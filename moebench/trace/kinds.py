@@ -13,7 +13,7 @@ from moebench.trace.errors import UnknownOperator
 # Names without the trailing underscore of in-place forms and without the `_foreach_` prefix.
 _NAMES = {
     "product": "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear _grouped_mm _scaled_mm convolution",
-    "view": "_unsafe_view _reshape_alias lift_fresh lift detach alias set view_as",
+    "view": "_unsafe_view _reshape_alias lift detach alias set view_as",
     "allocation": "empty empty_like new_empty empty_strided new_empty_strided resize",
     "fill": "zeros zeros_like new_zeros zero ones ones_like new_ones full full_like new_full fill arange linspace eye "
     "scalar_tensor rand rand_like randn randn_like randint randint_like randperm uniform normal exponential random",
@@ -52,8 +52,8 @@ def kind_of(operator: OpOverload) -> str:
         kind = _kind_by_torch(operator)
     if kind not in KINDS:
         raise UnknownOperator(
-            f"{operator._schema.name} has no known kind: use another operator, add it to moebench/trace/kinds.py, or make "
-            "it a custom operator with a declared cost (moebench.kernels.cost.declare_cost)"
+            f"{operator._schema.name} has no known kind: use another operator, add it to moebench/trace/kinds.py, or "
+            "make it a custom operator with a declared cost (moebench.kernels.cost.declare_cost)"
         )
     return kind
 

@@ -1,7 +1,7 @@
 """Live device memory of a traced program: one entry a storage, freed when torch frees it.
 
-A weak reference to a storage calls back at the moment its last tensor dies, also when the backward drops a saved tensor,
-so peak bytes are those that an allocator without rounding would see.
+A weak reference to a storage calls back at the moment its last tensor dies, also when the backward drops a saved
+tensor, so peak bytes are those that an allocator without rounding would see.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class LiveStorages:
             self.adopt(tensor)
 
     def adopt(self, tensor: Tensor) -> int:
-        """Serial number of the tensor's storage; an unknown one has lived since before the step and counts from there."""
+        """Serial number of the tensor's storage; an unknown one has lived since before the step and counts as such."""
         address = tensor.untyped_storage()._cdata
         entry = self._entries.get(address)
         if entry is not None:

@@ -1,4 +1,4 @@
-"""What is known of an operator before it is called: kind, stream, byte rule, FLOPs; worked out once for each overload."""
+"""What is known of an operator before it is called: kind, stream, byte rule, FLOPs; worked out once an overload."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,9 +18,10 @@ from moebench.trace.errors import UnknownOperator
 from moebench.trace.exchange import STARTS, WAIT
 from moebench.trace.kinds import base_name, kind_of
 
-# Marks of the profiler run nothing. A dispatch mode makes autograd detach every output that it saves, which it does not do
-# without one; a detach that the program asks for looks the same and does no device work either.
-_UNSEEN = ("profiler::", "aten::detach", "aten::lift_fresh")
+# Under a dispatch mode autograd detaches every output that it saves, which it doesn't do without one. A detach that the
+# program asks for looks the same, and does no device work either.
+_UNSEEN = ("aten::detach",)
+_PROFILER = "profiler::"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def operator_of(overload: OpOverload) -> Operator:
     refusal = explicit_form(name, overload._overloadname)
     if refusal is not None:
         return Operator(name, refusal=refusal)
-    if name.startswith(_UNSEEN):
+    if name in _UNSEEN or name.startswith(_PROFILER):
         return Operator(name, is_unseen=True, is_profiler_mark=name.startswith("profiler::_record_function_enter"))
     mutated = tuple(
         (position, argument.name)

@@ -1,7 +1,7 @@
 """The recorder: every operator of a running step becomes an Op, whether its tensors are real or meta.
 
-A torch dispatch mode sees each operator below autograd, forward and backward. Kinds, bytes, regions and memory are worked
-out by the other files of this folder; this one puts them together, once a call, and holds no tensor afterwards.
+A torch dispatch mode sees each operator below autograd, forward and backward. Kinds, bytes, regions and memory are
+worked out by the other files of this folder; this one puts them together, once a call, and holds no tensor afterwards.
 """
 
 import sys
@@ -34,7 +34,7 @@ class Recorder:
     """Records what runs inside its `with` block.
 
     Args:
-        persistent: tensors that live before the step (parameters, inputs); others are entered when an operator reads them.
+        persistent: tensors that live before the step (parameters, inputs); others enter when an operator reads them.
 
     Attributes:
         ops: in issue order.
@@ -42,12 +42,13 @@ class Recorder:
 
     def __init__(self, persistent: Iterable[Tensor] = ()) -> None:
         self.ops: list[Op] = []
+        persistent = list(persistent)
         self._memory = LiveStorages()
         self._memory.seed(persistent)
         self._attribution = Attribution()
         self._starts: dict[int, int] = {}
         self._zeros: int | None = None
-        self._device: str | None = None
+        self._device = persistent[0].device.type if persistent else None
         self._stack = ExitStack()
 
     @property
@@ -105,7 +106,8 @@ class Recorder:
         reuses = operator.in_place_name is not None and phase == BACKWARD and self._reuses_first(args, storages)
         out = overload(*args, **kwargs)
         results = _tensors_in((out,), None)
-        self._check_device(operator.name, inputs or results)
+        self._check_device(operator.name, inputs)
+        self._check_device(operator.name, results)
         self._append(operator, region, phase, args, kwargs, inputs, storages, out, results, reuses)
         return out
 
@@ -163,8 +165,9 @@ class Recorder:
     def _reuses_first(self, args: Sequence[Any], storages: list[int]) -> bool:
         """Whether autograd itself would write this result into its first argument, were no dispatch mode listening.
 
-        Its formulas fill zeros in place (`scatter_add_`), and its engine sums gradients in place where it holds the last
-        reference; under a mode, and on meta tensors, both take the functional form for safety. The program is the former.
+        Its formulas fill zeros in place (`scatter_add_`), and its engine sums gradients in place where it holds the
+        last reference; under a mode, and on meta tensors, both take the functional form for safety. The program is the
+        former.
         """
         caller = sys._getframe(3)
         if caller is not None and caller.f_code is not _ENGINE:

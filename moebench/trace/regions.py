@@ -1,7 +1,7 @@
 """Which part of the step an operator belongs to, forward and backward.
 
-The backward runs outside the forward's `with region` blocks. Autograd numbers its nodes in the order of the forward, so a
-backward operator takes the region of the forward operator whose node it runs in.
+The backward runs outside the forward's `with region` blocks. Autograd numbers its nodes in the order of the forward, so
+a backward operator takes the region of the forward operator whose node it runs in.
 """
 
 import sys
@@ -69,7 +69,8 @@ class Attribution:
             below = bisect_right(self._numbers, number)
             if below == 0:
                 raise UnattributedOperator(
-                    f"{name} in the backward node {node.name()}, whose forward was not recorded: record forward and backward together"
+                    f"{name} in the backward node {node.name()}, whose forward was not recorded: "
+                    "record forward and backward together"
                 )
             region = self._region_of[self._numbers[below - 1]]
         return region

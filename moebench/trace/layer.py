@@ -1,0 +1,126 @@
+"""One training step of a layer as Programs: the real module on meta tensors, traced once a distinct rank.
+
+A padded layer reads nothing on the host and is the same on every rank: one Program. A layer that reads the routing is
+traced again for every rank whose answers differ, up to a limit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from moebench.kernels.collectives.group import described_group
+from moebench.kernels.host import UnansweredRead, answering
+from moebench.program import Program
+from moebench.systems.interface import System
+from moebench.systems.training import TrainingStep
+from moebench.trace.answers import RoutingAnswers
+from moebench.trace.errors import Unsupported
+from moebench.trace.recorder import record_step
+from moebench.workloads.conventions import Conventions
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.layer import LayerWorkload
+
+__all__ = ["MOST_DISTINCT_PROGRAMS", "Unsupported", "trace_layer"]
+
+MOST_DISTINCT_PROGRAMS = 64
+_LEARNING_RATE = 0.01
+
+
+def trace_layer(system: System, workload: LayerWorkload, ranks: int, conventions: Conventions) -> tuple[Program, ...]:
+    """The programs of all `ranks`: each says which ranks it stands for.
+
+    Raises:
+        Unsupported: the workload has no meaning on so many ranks, the system can't run it, or it reads a value that
+            nothing answers.
+    """
+    reason = workload.problem(ranks) or system.supports(workload, conventions)
+    if reason is not None:
+        raise Unsupported(reason)
+    tracer = _Tracer(system, workload, ranks, conventions)
+    try:
+        return tracer.programs()
+    except UnansweredRead as error:
+        raise Unsupported(str(error)) from error
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A recorded rank and the reads that its course depended on."""
+
+    program: Program
+    reads: dict[str, tuple[int, ...]]
+
+
+class _Tracer:
+    def __init__(self, system: System, workload: LayerWorkload, ranks: int, conventions: Conventions) -> None:
+        self._system, self._workload, self._ranks, self._conventions = system, workload, ranks, conventions
+        self._answers = RoutingAnswers(workload, ranks, conventions)
+
+    def programs(self) -> tuple[Program, ...]:
+        first = self._trace(0)
+        if not first.reads:
+            return (replace(first.program, stands_for=range(self._ranks)),)
+        distinct = {tuple(self._answers.answer(rank, q) for q in first.reads) for rank in range(self._ranks)}
+        if len(distinct) > MOST_DISTINCT_PROGRAMS:
+            return self._grouped(len(distinct))
+        return self._distinct(first)
+
+    def _distinct(self, first: _Traced) -> tuple[Program, ...]:
+        """Ranks that would read what an earlier one read run the same program."""
+        traced, stands_for = [first], [[0]]
+        for rank in range(1, self._ranks):
+            place = next((place for place, one in enumerate(traced) if self._reads_as(rank, one)), None)
+            if place is None:
+                traced.append(self._trace(rank))
+                stands_for.append([])
+            stands_for[len(traced) - 1 if place is None else place].append(rank)
+        return tuple(replace(one.program, stands_for=_compact(ranks)) for one, ranks in zip(traced, stands_for))
+
+    def _grouped(self, distinct: int) -> tuple[Program, ...]:
+        """Groups of nearly equal size by received rows, each traced at its median rank."""
+        order = sorted(range(self._ranks), key=lambda rank: (self._answers.received_rows(rank), rank))
+        count = MOST_DISTINCT_PROGRAMS
+        bounds = [place * len(order) // count for place in range(count + 1)]
+        groups = [order[start:end] for start, end in pairwise(bounds)]
+        note = (
+            f"{distinct} distinct routings are grouped by received rows into {count} programs, "
+            "each that of its group's median rank"
+        )
+        return tuple(
+            replace(
+                self._trace(group[len(group) // 2]).program, stands_for=_compact(sorted(group)), notes=(note,)
+            )
+            for group in groups
+        )
+
+    def _reads_as(self, rank: int, traced: _Traced) -> bool:
+        return all(self._answers.answer(rank, quantity) == answer for quantity, answer in traced.reads.items())
+
+    def _trace(self, rank: int) -> _Traced:
+        workload, group = self._workload, described_group(self._ranks, rank)
+        device, dtype = torch.device("meta"), torch_dtype(workload.dtype)
+        layer = self._system.build(workload, group, self._conventions, device, dtype)
+        step = TrainingStep(layer, group, learning_rate=_LEARNING_RATE)
+        x_TD = torch.empty(
+            workload.tokens, workload.d_model, device=device, dtype=dtype, requires_grad=workload.input_gradient
+        )
+        upstream_TD = torch.empty(workload.tokens, workload.d_model, device=device, dtype=dtype)
+        reads: dict[str, tuple[int, ...]] = {}
+
+        def answer(quantity: str, _: Tensor) -> list[int]:
+            reads[quantity] = self._answers.answer(rank, quantity)
+            return list(reads[quantity])
+
+        with answering(answer):
+            recorder = record_step(step, (x_TD, upstream_TD), [*layer.parameters(), *layer.buffers()])
+        return _Traced(recorder.program(rank, self._ranks), reads)
+
+
+def _compact(ranks: Sequence[int]) -> Sequence[int]:
+    """A range where the ranks are consecutive."""
+    if ranks[-1] - ranks[0] + 1 == len(ranks):
+        return range(ranks[0], ranks[-1] + 1)
+    return tuple(ranks)
