@@ -3,8 +3,10 @@
 Custom operators take plain values, so a Group is known to them by its key; the registry maps the key back.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
@@ -29,21 +31,23 @@ class Group:
             raise ValueError(f"rank {self.rank} is not in group {self.name!r}")
         _registry[self.key] = self
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of ranks R."""
         return len(self.ranks)
 
-    @property
+    @cached_property
     def index(self) -> int:
         """Position of this rank in the group."""
         return self.ranks.index(self.rank)
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """The name under which operators find this group again."""
+        """The name under which operators find this group again; a real group and its description differ in it."""
         first, last = self.ranks[0], self.ranks[-1]
-        return f"{self.name}:{first}-{last}/{len(self.ranks)}@{self.rank}"
+        others = "" if isinstance(self.ranks, range) else f"~{zlib.crc32(repr(tuple(self.ranks)).encode()):08x}"
+        carrier = "" if self.process_group is None else f"#{self.process_group.group_name}"
+        return f"{self.name}:{first}-{last}/{len(self.ranks)}{others}@{self.rank}{carrier}"
 
 
 _registry: dict[str, Group] = {}

@@ -1,0 +1,123 @@
+"""The collectives as operators of the dispatcher: one node each to a recorder and to a graph, whatever carries them.
+
+A start returns its result before it is there; `moebench::wait` returns its argument, filled. They know nothing of
+autograd: moebench.kernels.collectives.start_wait pairs them.
+
+`wait` has the schema of a function although it returns its argument, as `_c10d_functional::wait_tensor` does: graph
+compilers functionalise no custom operator with aliases. So these graphs are for backends that keep every value until
+its last reader (aten-level ones do), not for one that reuses the argument's memory behind the wait (Inductor).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moebench.kernels.collectives import carriers
+from moebench.kernels.collectives.group import find_group
+from moebench.kernels.collectives.outstanding import finish, note
+
+_library = torch.library.Library("moebench", "FRAGMENT")
+
+
+def _new(x: Tensor, rows: int | torch.SymInt) -> Tensor:
+    return x.new_empty((rows, *x.shape[1:]))
+
+
+def _is_plain_meta(x: Tensor) -> bool:
+    """Whether a program is being recorded; under a graph compiler (fake tensors) nothing is outstanding."""
+    return type(x) is Tensor and x.is_meta
+
+
+def _noted_if_meta(operator: str, output: Tensor, source: Tensor) -> Tensor:
+    return note(operator, output, source) if _is_plain_meta(source) else output
+
+
+def _received(x: Tensor, input_splits: Sequence[int], output_splits: Sequence[int]) -> Tensor:
+    return _new(x, sum(output_splits) if input_splits or output_splits else x.shape[0])
+
+
+def _all_to_all(x: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], group: str) -> Tensor:
+    output = _received(x, input_splits, output_splits)
+    works = carriers.carry_all_to_all(output, x, input_splits, output_splits, find_group(group))
+    return note("all_to_all_start", output, x, works)
+
+
+def _all_to_all_fake(x: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], group: str) -> Tensor:
+    return _noted_if_meta("all_to_all_start", _received(x, input_splits, output_splits), x)
+
+
+def _all_gather(x: Tensor, group: str) -> Tensor:
+    ranks = find_group(group)
+    output = _new(x, x.shape[0] * ranks.size)
+    return note("all_gather_start", output, x, carriers.carry_all_gather(output, x, ranks))
+
+
+def _all_gather_fake(x: Tensor, group: str) -> Tensor:
+    return _noted_if_meta("all_gather_start", _new(x, x.shape[0] * find_group(group).size), x)
+
+
+def _reduce_scatter(x: Tensor, group: str) -> Tensor:
+    ranks = find_group(group)
+    output = _new(x, x.shape[0] // ranks.size)
+    return note("reduce_scatter_start", output, x, carriers.carry_reduce_scatter(output, x, ranks))
+
+
+def _reduce_scatter_fake(x: Tensor, group: str) -> Tensor:
+    return _noted_if_meta("reduce_scatter_start", _new(x, x.shape[0] // find_group(group).size), x)
+
+
+def _all_reduce(x: Tensor, group: str) -> Tensor:
+    output = x.clone()
+    return note("all_reduce_start", output, output, carriers.carry_all_reduce(output, find_group(group)))
+
+
+def _all_reduce_fake(x: Tensor, group: str) -> Tensor:
+    output = torch.empty_like(x)
+    return _noted_if_meta("all_reduce_start", output, output)
+
+
+def _all_reduce_in_place(x: Tensor, group: str) -> Tensor:
+    return note("all_reduce_start_", x, x, carriers.carry_all_reduce(x, find_group(group)))
+
+
+def _all_reduce_in_place_fake(x: Tensor, group: str) -> Tensor:
+    return _noted_if_meta("all_reduce_start_", x, x)
+
+
+def _wait(x: Tensor, group: str) -> Tensor:
+    finish(x)
+    return x
+
+
+def _wait_fake(x: Tensor, group: str) -> Tensor:
+    if not _is_plain_meta(x):
+        return torch.empty_like(x)
+    finish(x)
+    return x
+
+
+def _define(schema: str, implementation: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
+    name = schema.split("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, implementation, device)
+    torch.library.register_fake(f"moebench::{name}", fake, lib=_library)
+    return getattr(torch.ops.moebench, name).default
+
+
+all_to_all_start = _define(
+    "all_to_all_start(Tensor x, SymInt[] input_splits, SymInt[] output_splits, str group) -> Tensor",
+    _all_to_all,
+    _all_to_all_fake,
+)
+all_gather_start = _define("all_gather_start(Tensor x, str group) -> Tensor", _all_gather, _all_gather_fake)
+reduce_scatter_start = _define(
+    "reduce_scatter_start(Tensor x, str group) -> Tensor", _reduce_scatter, _reduce_scatter_fake
+)
+all_reduce_start = _define("all_reduce_start(Tensor x, str group) -> Tensor", _all_reduce, _all_reduce_fake)
+all_reduce_start_ = _define(
+    "all_reduce_start_(Tensor(a!) x, str group) -> Tensor(a!)", _all_reduce_in_place, _all_reduce_in_place_fake
+)
+wait = _define("wait(Tensor x, str group) -> Tensor", _wait, _wait_fake)

@@ -1,0 +1,82 @@
+"""The collectives that were started and not yet waited for, by the storage of their result.
+
+A wait is handed a tensor only, so the works it must finish are found here; until then this is also what keeps the
+buffers alive that a backend reads and writes behind Python's back. Meta tensors are noted too: their lifetimes, and the
+errors of a program that waits twice or never, are the same under trace.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+class WaitError(RuntimeError):
+    """A collective was waited for twice or never, or the tensor is none's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    operator: str
+    buffers: tuple[Tensor, ...]
+    works: Sequence[Any]
+
+
+_outstanding: dict[int, _Launched] = {}
+
+
+def _storage(tensor: Tensor) -> int:
+    """Address of the storage object, which zero-size and meta tensors have as well."""
+    return tensor.untyped_storage()._cdata
+
+
+def note(operator: str, output: Tensor, source: Tensor, works: Sequence[Any] = ()) -> Tensor:
+    """Note that `operator` was launched: `works` read `source` and write `output`, which is returned."""
+    _outstanding[_storage(output)] = _Launched(operator, (output, source), works)
+    return output
+
+
+def finish(tensor: Tensor) -> None:
+    """Wait for the collective whose result has the storage of `tensor`.
+
+    Raises:
+        WaitError: there is none.
+    """
+    launched = _outstanding.get(_storage(tensor))
+    if launched is None:
+        raise WaitError(
+            f"no collective is outstanding on this tensor of shape {tuple(tensor.shape)}: it was waited for before, or "
+            "is not what a start returned"
+        )
+    for work in launched.works:
+        work.wait()
+    del _outstanding[_storage(tensor)]  # not before: where a wait fails, the backend may still write
+
+
+def outstanding() -> frozenset[int]:
+    """The collectives outstanding now; compare with a later call by `check_finished`."""
+    return frozenset(_outstanding)
+
+
+def check_finished(before: frozenset[int] = frozenset()) -> None:
+    """Check that every collective started since `before = outstanding()` has been waited for.
+
+    Raises:
+        WaitError: naming those that were not.
+    """
+    if len(_outstanding) == len(before):
+        return
+    left = sorted(
+        f"{launched.operator} of shape {tuple(launched.buffers[0].shape)}"
+        for key, launched in _outstanding.items()
+        if key not in before
+    )
+    if left:
+        raise WaitError(f"started and never waited for: {', '.join(left)}")
+
+
+def forget_described(before: frozenset[int] = frozenset()) -> None:
+    """Drop the meta tensors noted since `before`: a trace that failed half-way must not fail the next one."""
+    for key in [k for k, launched in _outstanding.items() if k not in before and launched.buffers[0].is_meta]:
+        del _outstanding[key]

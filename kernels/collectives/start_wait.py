@@ -1,0 +1,213 @@
+"""Collectives in two halves: what runs between start and wait overlaps with them, in the forward and in the backward.
+
+    pending = start_all_to_all(x_ND, group)
+    y = other_work(z)
+    x_ND = pending.wait()
+
+Start and wait are one autograd Function each. Autograd runs what was recorded last first, so the backward reads: launch
+the gradient's collective (the wait's backward), the gradients of the other work, wait for it (the start's backward).
+Gradients: all-to-all <-> all-to-all with the splits swapped, all-gather <-> reduce-scatter, all-reduce <-> all-reduce.
+
+All ranks of a group must start the same collectives in the same order. Sums are plain sums, never means. A group of one
+rank exchanges nothing: `wait` returns the very tensor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from moebench.kernels.collectives import operators
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.outstanding import WaitError
+
+_REVERSE = {
+    "all_to_all": "all_to_all",
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "all_reduce": "all_reduce",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Collective:
+    """One collective's arguments but the tensor; empty splits: even."""
+
+    name: str
+    group: str
+    input_splits: tuple[int, ...] = ()
+    output_splits: tuple[int, ...] = ()
+
+    def reverse(self) -> "_Collective":
+        """What the gradient takes."""
+        return replace(
+            self, name=_REVERSE[self.name], input_splits=self.output_splits, output_splits=self.input_splits
+        )
+
+    def launch(self, x: Tensor) -> Tensor:
+        """Start it; a tensor that is not contiguous is copied first, by an operator of its own."""
+        x = x.contiguous()
+        if self.name == "all_to_all":
+            return operators.all_to_all_start(x, self.input_splits, self.output_splits, self.group)
+        return _LAUNCH[self.name](x, self.group)
+
+
+_LAUNCH = {
+    "all_gather": operators.all_gather_start,
+    "reduce_scatter": operators.reduce_scatter_start,
+    "all_reduce": operators.all_reduce_start,
+}
+
+
+class _Start(torch.autograd.Function):
+    """Forward launches, backward waits for what the backward of `_Wait` launched."""
+
+    @staticmethod
+    def forward(ctx, x, collective):
+        ctx.group = collective.group
+        return collective.launch(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, pending_gradient):
+        return operators.wait(pending_gradient, ctx.group), None
+
+
+class _Wait(torch.autograd.Function):
+    """Forward waits, backward launches the collective of the gradient."""
+
+    @staticmethod
+    def forward(ctx, pending, collective):
+        ctx.collective = collective
+        return operators.wait(pending, collective.group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return ctx.collective.reverse().launch(gradient), None
+
+
+class Pending:
+    """A collective under way. Its result exists only once `wait` has returned it."""
+
+    __slots__ = ("_collective", "_tensor")
+
+    def __init__(self, tensor: Tensor, collective: _Collective | None) -> None:
+        self._tensor: Tensor | None = tensor
+        self._collective = collective
+
+    def wait(self) -> Tensor:
+        """The result, once it is there; on a GPU, once the current stream may read it.
+
+        Raises:
+            WaitError: second call.
+        """
+        if self._tensor is None:
+            raise WaitError("this collective was waited for before")
+        tensor, self._tensor = self._tensor, None
+        return tensor if self._collective is None else _Wait.apply(tensor, self._collective)
+
+
+def _start(x: Tensor, collective: _Collective) -> Pending:
+    return Pending(_Start.apply(x, collective), collective)
+
+
+def start_all_to_all(
+    x: Tensor, group: Group, input_splits: Sequence[int] | None = None, output_splits: Sequence[int] | None = None
+) -> Pending:
+    """Send rows of dimension 0 to every rank and receive theirs, in rank order; differentiable.
+
+    Args:
+        x: [N, ...]; without splits, N must be a multiple of the ranks.
+        input_splits, output_splits: rows to and from each rank, R entries each, zeros allowed; both or neither.
+
+    Raises:
+        ValueError: rows and splits do not fit.
+    """
+    if (input_splits is None) != (output_splits is None):
+        raise ValueError("give both input_splits and output_splits, or neither")
+    if input_splits is None or output_splits is None:
+        _check_even("all-to-all", x, group)
+        collective = _Collective("all_to_all", group.key)
+    else:
+        _check_splits(x, group, input_splits, output_splits)
+        collective = _Collective("all_to_all", group.key, tuple(input_splits), tuple(output_splits))
+    return Pending(x, None) if group.size == 1 else _start(x, collective)
+
+
+def start_all_gather(x: Tensor, group: Group) -> Pending:
+    """Concatenate the ranks' [N, ...], equal in shape, to [R N, ...]; the gradient is summed over the ranks."""
+    _check_rows("all-gather", x)
+    return Pending(x, None) if group.size == 1 else _start(x, _Collective("all_gather", group.key))
+
+
+def start_reduce_scatter(x: Tensor, group: Group) -> Pending:
+    """Sum the ranks' [R N, ...]; rank i keeps rows i N to (i + 1) N.
+
+    Raises:
+        ValueError: the rows are not a multiple of the ranks.
+    """
+    _check_even("reduce-scatter", x, group)
+    return Pending(x, None) if group.size == 1 else _start(x, _Collective("reduce_scatter", group.key))
+
+
+def start_all_reduce(x: Tensor, group: Group) -> Pending:
+    """Sum the ranks' tensors, equal in shape, into a new one; the gradient is summed over the ranks."""
+    return Pending(x, None) if group.size == 1 else _start(x, _Collective("all_reduce", group.key))
+
+
+def start_all_reduce_(x: Tensor, group: Group) -> Pending:
+    """Sum the ranks' contiguous tensors, equal in shape, into `x` itself; not differentiable."""
+    if group.size == 1:
+        return Pending(x, None)
+    if not x.is_contiguous() or (x.requires_grad and torch.is_grad_enabled()):
+        raise ValueError("an all-reduce in place takes a contiguous tensor that needs no gradient")
+    return Pending(operators.all_reduce_start_(x, group.key), _Collective("all_reduce", group.key))
+
+
+def all_to_all(
+    x: Tensor, group: Group, input_splits: Sequence[int] | None = None, output_splits: Sequence[int] | None = None
+) -> Tensor:
+    """`start_all_to_all` and its wait, with nothing between."""
+    return start_all_to_all(x, group, input_splits, output_splits).wait()
+
+
+def all_gather(x: Tensor, group: Group) -> Tensor:
+    """`start_all_gather` and its wait, with nothing between."""
+    return start_all_gather(x, group).wait()
+
+
+def reduce_scatter(x: Tensor, group: Group) -> Tensor:
+    """`start_reduce_scatter` and its wait, with nothing between."""
+    return start_reduce_scatter(x, group).wait()
+
+
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    """`start_all_reduce` and its wait, with nothing between."""
+    return start_all_reduce(x, group).wait()
+
+
+def _check_rows(what: str, x: Tensor) -> None:
+    if x.dim() == 0:
+        raise ValueError(f"{what} works on rows: the tensor needs at least one dimension")
+
+
+def _check_even(what: str, x: Tensor, group: Group) -> None:
+    _check_rows(what, x)
+    if x.shape[0] % group.size:
+        raise ValueError(f"{what} without splits: {x.shape[0]} rows are not a multiple of {group.size} ranks")
+
+
+def _check_splits(x: Tensor, group: Group, input_splits: Sequence[int], output_splits: Sequence[int]) -> None:
+    _check_rows("all-to-all", x)
+    for name, splits in (("input_splits", input_splits), ("output_splits", output_splits)):
+        if len(splits) != group.size:
+            raise ValueError(f"{name} has {len(splits)} entries, the group {group.size} ranks")
+        if any(rows < 0 for rows in splits):
+            raise ValueError(f"{name} has a negative entry: {list(splits)}")
+    if sum(input_splits) != x.shape[0]:
+        raise ValueError(f"input_splits sum to {sum(input_splits)}, the tensor has {x.shape[0]} rows")
+    if group.size == 1 and tuple(input_splits) != tuple(output_splits):
+        raise ValueError(f"one rank sends {input_splits[0]} rows to itself and expects {output_splits[0]}")
