@@ -1,0 +1,85 @@
+"""`moebench calibrate`: measure this machine into a hardware file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from moebench.workloads.errors import InputError
+from moebench.workloads.places import this_machine_hardware_path
+
+if TYPE_CHECKING:
+    from moebench.calibrate import Calibration
+    from moebench.calibrate import Progress as Heard
+
+SHOWN = (
+    ("products, fp32", "gpu.peak.fp32"),
+    ("products, bf16", "gpu.peak.bf16"),
+    ("memory, best rate", "gpu.memory.bandwidth"),
+    ("issue of an operator", "host.issue.operator"),
+    ("issue of a custom operator", "host.issue.custom"),
+    ("blocking read", "host.sync"),
+)
+
+
+@click.command()
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; default: the one that `this-machine` names.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default one for each usable core.")
+def command(output: Path | None, threads: int | None) -> None:
+    """Measure this machine's processor: products, memory, issue cost.
+
+    Takes about a minute; keep the machine idle meanwhile. `1x1-this-machine` then names it as a topology.
+    """
+    from moebench.calibrate import calibrate, write_hardware
+    from moebench.local.child import ChildFailed
+
+    path = output or this_machine_hardware_path()
+    _refuse_unwritable(path)
+    try:
+        calibration = _with_progress(lambda progress: calibrate(progress, threads))
+        write_hardware(calibration, path)
+    except ChildFailed as error:
+        raise click.ClickException(f"calibration stopped: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path}: can't write: {error.strerror}") from error
+    click.echo(f"measured {calibration.threads} threads in {calibration.seconds:.0f} s; written to {path}")
+    _show(path)
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """An unwritable place is an error before the measurement, not after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(path.name + ".partial")
+        scratch.touch()
+        scratch.unlink()
+    except OSError as error:
+        raise InputError(f"{path}: can't write: {error.strerror}") from error
+
+
+def _with_progress(measure: "Callable[[Heard], Calibration]") -> "Calibration":
+    """Run `measure(progress)` under a progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    share, left = TextColumn("{task.percentage:3.0f} %"), TimeRemainingColumn()
+    with Progress(BarColumn(), share, left, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("calibrating", total=1.0)
+        return measure(lambda done: bar.update(task, completed=done))
+
+
+def _show(path: Path) -> None:
+    from moebench.workloads.load import load_hardware
+
+    hardware = load_hardware(str(path) if path != this_machine_hardware_path() else "this-machine")
+    click.echo(hardware.title)
+    for title, name in SHOWN:
+        p = hardware.parameters[name]
+        value, low, high = (number / p.scale for number in (p.value, p.low, p.high))
+        click.echo(f"  {title:28} {value:8.4g} {p.unit:8} ({low:.4g} to {high:.4g})")

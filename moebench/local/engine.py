@@ -1,0 +1,106 @@
+"""The `local` engine: runs the real program of each case in fresh processes here, and yields measured rows.
+
+Cases that share a point are measured together, their systems interleaved; every sample is kept as a row, with a
+summary beside them. Points run one after another: two at once would measure each other.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moebench.case import Case
+from moebench.local.child import ChildFailed, run_child
+from moebench.local.rows import rows_of_case, rows_without_number
+from moebench.local.worker import Request
+from moebench.results.rows import Row
+from moebench.workloads.machine import Topology
+from moebench.workloads.suite import Suite
+
+PROCESSES = 2
+BLOCKS = 7
+
+
+@dataclass
+class Measured:
+    """What the processes said about one case.
+
+    Attributes:
+        samples: one entry a timed step: `time_s`, `regime`, `process`, `block`, `place`, and clocks on a GPU.
+        detail: what one step counts, and the time of each region.
+    """
+
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    detail: dict[str, Any] = field(default_factory=dict)
+    status: str = "passed"
+    reason: str = ""
+
+
+def run_cases(
+    cases: Sequence[Case],
+    topologies: Mapping[str, Topology],
+    suite: Suite,
+    jobs: int = 1,
+    processes: int = PROCESSES,
+    blocks: int = BLOCKS,
+    threads: int | None = None,
+) -> Iterator[list[Row]]:
+    """Measure `cases` on this machine; yields the rows of one case at a time.
+
+    Args:
+        cases: what to run; those that share a point are interleaved.
+        topologies: of one rank; a case on a larger one gets rows that say `unsupported`.
+        suite: unused; every engine takes the same arguments.
+        jobs: unused: measurements never run side by side.
+        processes, blocks: fresh processes a point, and blocks in each; every case is timed twice a block.
+        threads: compute threads; default one for each usable core.
+    """
+    for point in by_point(cases):
+        topology = topologies[point[0].topology]
+        if topology.ranks != 1:
+            reason = f"the local engine runs one rank and {topology.name} has {topology.ranks}: use --engine sim"
+            yield from (rows_without_number(case, topology, "unsupported", reason) for case in point)
+            continue
+        found = measure_point(point, topology.hardware.kind, processes, blocks, threads)
+        for case in point:
+            yield rows_of_case(case, topology, found[case.hash])
+
+
+def by_point(cases: Sequence[Case]) -> list[tuple[Case, ...]]:
+    """Cases grouped by point, suite and overrides, in order of first appearance."""
+    found: dict[tuple[Any, ...], list[Case]] = {}
+    for case in cases:
+        found.setdefault((case.suite, case.point, case.workload, case.implementation), []).append(case)
+    return [tuple(group) for group in found.values()]
+
+
+def measure_point(
+    cases: Sequence[Case],
+    kind: str,
+    processes: int = PROCESSES,
+    blocks: int = BLOCKS,
+    threads: int | None = None,
+) -> dict[str, Measured]:
+    """Measure cases of one point in fresh processes; by case hash."""
+    found = {case.hash: Measured() for case in cases}
+    for process in range(processes):
+        request = Request(tuple(cases), kind, process, blocks, detail=process == 0)
+        try:
+            for message in run_child("moebench.local.worker", request, threads):
+                _take(found, message, process)
+        except ChildFailed as error:
+            for measured in found.values():
+                if measured.status == "passed":
+                    measured.status, measured.reason = "failed", str(error)
+    return found
+
+
+def _take(found: dict[str, Measured], message: dict[str, Any], process: int) -> None:
+    measured = found.get(message.pop("case", ""))
+    if measured is None:
+        return
+    if "status" in message:
+        measured.status, measured.reason = message["status"], message["reason"]
+    elif "detail" in message:
+        measured.detail = message["detail"]
+    else:
+        measured.samples.append({**message, "process": process})

@@ -1,0 +1,59 @@
+"""Measured samples and counted operators of a case, as tidy rows."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from moebench.case import Case
+from moebench.local.stats import outliers, summarise
+from moebench.results.rows import Row, row_of
+from moebench.workloads.machine import Topology
+
+if TYPE_CHECKING:
+    from moebench.local.engine import Measured
+
+def rows_without_number(case: Case, topology: Topology, status: str, reason: str) -> list[Row]:
+    """The one row of a case that has no measured number."""
+    return [row_of(case, topology.hardware.name, "step_time", "s", None, status=status, reason=reason)]
+
+
+def rows_of_case(case: Case, topology: Topology, measured: "Measured") -> list[Row]:
+    """Every sample, the summary of each regime, and what one step's operators add up to."""
+    if measured.status != "passed" or not measured.samples:
+        status = measured.status if measured.status != "passed" else "failed"
+        return rows_without_number(case, topology, status, measured.reason or "the process sent no samples")
+    hardware = topology.hardware.name
+    rows: list[Row] = []
+    for regime in dict.fromkeys(sample["regime"] for sample in measured.samples):
+        samples = [sample for sample in measured.samples if sample["regime"] == regime]
+        marks = outliers([sample["time_s"] for sample in samples])
+        for index, (sample, is_outlier) in enumerate(zip(samples, marks)):
+            detail = {key: value for key, value in sample.items() if key != "time_s"}
+            if is_outlier:
+                detail["mark"] = "outlier"
+            rows.append(row_of(case, hardware, "step_time", "s", sample["time_s"], sample=index, detail=detail))
+        rows.append(_summary(case, hardware, regime, samples))
+    return rows + _detail_rows(case, hardware, measured.detail)
+
+
+def _summary(case: Case, hardware: str, regime: str, samples: list[dict[str, Any]]) -> Row:
+    groups: dict[int, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample["process"], []).append(sample["time_s"])
+    s = summarise(list(groups.values()))
+    detail = {"regime": regime, "q1": s.q1, "q3": s.q3, "minimum": s.minimum, "maximum": s.maximum}
+    detail |= {"count": s.count, "processes": s.processes}
+    return row_of(case, hardware, "step_time", "s", s.median, low=s.low, high=s.high, detail=detail)
+
+
+def _detail_rows(case: Case, hardware: str, detail: Mapping[str, Any]) -> list[Row]:
+    """Deterministic quantities, and the operators' time in each region and phase."""
+    if not detail:
+        return []
+    rows = [row_of(case, hardware, "flops", "FLOP", float(sum(flops for *_, flops in detail["regions"])))]
+    for metric, unit in (("device_bytes", "B"), ("launches", "1"), ("host_syncs", "1"), ("peak_memory", "B")):
+        rows.append(row_of(case, hardware, metric, unit, float(detail[metric])))
+    for region, phase, seconds, flops in detail["regions"]:
+        where = {"region": region, "phase": phase}
+        rows.append(row_of(case, hardware, "region_time", "s", seconds, detail=where))
+        rows.append(row_of(case, hardware, "flops", "FLOP", float(flops), detail=where))
+    return rows

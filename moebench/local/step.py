@@ -1,0 +1,76 @@
+"""The real training step of a case on this machine: one process, one rank, real tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moebench.case import Case
+from moebench.kernels.collectives.group import described_group
+from moebench.sim.engine import conventions_of
+from moebench.systems.interface import LayerWeights
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.layer import LayerWorkload
+
+
+class CannotRun(Exception):
+    """This case has no measured number here; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step, ready to run.
+
+    Attributes:
+        run: forward, backward, gradient sync of one rank, optimiser.
+        persistent: tensors that live from step to step.
+    """
+
+    run: Callable[[], object]
+    persistent: tuple[Tensor, ...]
+
+
+def build_step(case: Case, device: torch.device) -> Step:
+    """One training step of `case` on real tensors.
+
+    The learning rate is zero: the optimiser does all of its work, and every step sees the same weights and routes the
+    same tokens.
+
+    Raises:
+        CannotRun: the system doesn't support the workload.
+    """
+    from moebench.systems.registry import get
+    from moebench.systems.training import TrainingStep
+    from moebench.workloads.routing import imposed_input
+
+    system = get(case.system)
+    problem = case.workload.problem(1) or system.supports(case.workload, conventions_of(case))
+    if problem:
+        raise CannotRun(problem)
+    workload, group, dtype = case.workload, described_group(1), torch_dtype(case.workload.dtype)
+    layer = system.build(workload, group, conventions_of(case), device, dtype)
+    x_TD, gate_DE = imposed_input(workload, 0)
+    layer.load_weights(_weights(workload, gate_DE, device, dtype))
+    x_TD = x_TD.to(device, dtype).requires_grad_(workload.input_gradient)
+    upstream_TD = _normal(workload.routing.seed + 1, x_TD.shape, device, dtype)
+    step = TrainingStep(layer, group, learning_rate=0.0)
+    return Step(lambda: step(x_TD, upstream_TD), (x_TD, upstream_TD, *layer.parameters(), *layer.buffers()))
+
+
+def _weights(workload: LayerWorkload, gate_DE: Tensor, device: torch.device, dtype: torch.dtype) -> LayerWeights:
+    experts, d, f = workload.experts, workload.d_model, workload.d_ffn
+    seed = workload.routing.seed + 2
+    gated = workload.activation == "swiglu"
+    return LayerWeights(
+        gate_DE=gate_DE.to(device),
+        w1_LDF=_normal(seed, (experts, d, f), device, dtype, d**-0.5),
+        w2_LFD=_normal(seed + 1, (experts, f, d), device, dtype, f**-0.5),
+        w3_LDF=_normal(seed + 2, (experts, d, f), device, dtype, d**-0.5) if gated else None,
+    )
+
+
+def _normal(seed: int, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Seeded normal values: products of zeros run faster than products of numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(tuple(shape), generator=generator) * scale).to(device, dtype)

@@ -1,0 +1,126 @@
+"""The process that measures: builds the steps of one point, warms up, times them in random balanced blocks.
+
+Run as `python -m moebench.local.worker` by the engine, in the environment of `moebench.local.child`. Cases that share
+a point differ in their system only, so they are timed interleaved: whatever disturbs the machine disturbs all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moebench.case import Case
+from moebench.local.child import Parent, pin_threads
+from moebench.local.clock import Clock, clock_for, quiet_interpreter
+from moebench.local.stats import balanced_order
+from moebench.sim.cost import NO_DEVICE_WORK
+
+if TYPE_CHECKING:
+    from moebench.local.step import Step
+
+WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the engine asks of one process.
+
+    Attributes:
+        cases: they share a point.
+        kind: `cpu` or `gpu`.
+        process: number of this process; seeds the order of its blocks.
+        blocks: each times every case twice, at mirrored places.
+        detail: whether to count and time operators too.
+    """
+
+    cases: tuple[Case, ...]
+    kind: str
+    process: int
+    blocks: int
+    detail: bool
+
+
+def measure(request: Request, send: Callable[..., None]) -> None:
+    """Measure the cases of `request`, sending one message for each sample."""
+    import torch
+
+    from moebench.local.step import build_step
+
+    clock = clock_for(request.kind)
+    device = torch.device("cpu" if request.kind == "cpu" else "cuda")
+    cases, steps = [], []
+    for case in request.cases:
+        try:
+            step = build_step(case, device)
+            for _ in range(WARM_UP_STEPS):
+                step.run()
+        except Exception as error:
+            status, reason = failure_of(error)
+            send(case=case.hash, status=status, reason=reason)
+            continue
+        cases.append(case)
+        steps.append(step)
+    _time_blocks(cases, steps, clock, request, send)
+    if request.detail:
+        for case, step in zip(cases, steps):
+            send(case=case.hash, detail=_detail(step))
+
+
+def _time_blocks(
+    cases: Sequence[Case], steps: Sequence["Step"], clock: Clock, request: Request, send: Callable[..., None]
+) -> None:
+    random = np.random.default_rng((request.process, len(cases)))
+    for block in range(request.blocks):
+        for place, chosen in enumerate(balanced_order(len(cases), random)):
+            step = steps[chosen].run
+            with quiet_interpreter():
+                step()  # untimed: the caches now hold what this system's previous step leaves, as in a training loop
+                samples = {regime: clock.time_s(step, regime) for regime in clock.regimes}
+            for regime, (seconds, extra) in samples.items():
+                send(case=cases[chosen].hash, time_s=seconds, regime=regime, block=block, place=place, **extra)
+        send(block_done=block)
+
+
+def failure_of(error: Exception) -> tuple[str, str]:
+    """Status and reason of a case whose step can't be built or run."""
+    import torch
+
+    from moebench.local.step import CannotRun
+
+    if isinstance(error, CannotRun):
+        return "unsupported", str(error)
+    text = str(error) or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        return "out-of-memory", text.splitlines()[0]
+    return "failed", f"{type(error).__name__}: {text.splitlines()[0]}"
+
+
+def _detail(step: "Step") -> dict[str, Any]:
+    """What one step counts, and the measured time of each region and phase."""
+    from moebench.local.op_times import timed_program
+
+    program, seconds = timed_program(step.run, step.persistent)
+    regions: dict[tuple[str, str], list[float]] = {}
+    for op, op_s in zip(program.ops, seconds):
+        total = regions.setdefault((op.region, op.phase), [0.0, 0.0])
+        total[0] += op_s
+        total[1] += op.flops
+    return {
+        "regions": [[region, phase, *total] for (region, phase), total in regions.items()],
+        "device_bytes": sum(op.bytes for op in program.ops),
+        "launches": sum(op.kind not in NO_DEVICE_WORK for op in program.ops),
+        "host_syncs": sum(op.kind == "host-read" for op in program.ops),
+        "peak_memory": program.peak_bytes,
+    }
+
+
+def main() -> None:
+    """Serve one request."""
+    parent = Parent()
+    pin_threads()
+    measure(parent.request, parent.send)
+
+
+if __name__ == "__main__":
+    main()
