@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,8 +118,14 @@ def with_overrides(topology: Topology, overrides: Mapping[str, str]) -> Topology
 
 
 def _node_type_named(node_type: str, asked: str) -> NodeType:
-    if node_type not in node_type_names():
-        raise one_of("topology", asked, topology_names(), "")
+    known = node_type_names()
+    if node_type not in known:
+        near = get_close_matches(asked, (*topology_names(), *known), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise InputError(
+            f"unknown topology {asked!r}{hint}; write NODESxGPUS-TYPE such as 4x8-{known[0]}, or a .toml file; "
+            f"choose the type from: {', '.join(known)}"
+        )
     return _node_type(find(TOPOLOGIES, node_type))
 
 
