@@ -4,6 +4,7 @@ The backward runs outside the forward's `with region` blocks. Autograd numbers i
 a backward operator takes the region of the forward operator whose node it runs in.
 """
 
+import os
 import sys
 from bisect import bisect_right, insort
 
@@ -14,6 +15,7 @@ from moebench.program import BACKWARD, FORWARD, OPTIMIZER
 from moebench.trace.errors import UnattributedOperator
 
 _ACCUMULATION = 2**64 - 1
+_MACHINERY = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _get_node = torch._C._current_autograd_node
 _get_next_number = torch.autograd._get_sequence_nr
 
@@ -97,7 +99,7 @@ def _place() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
-        if "/torch/" not in path and "/moebench/trace/" not in path:
+        if not path.startswith(_MACHINERY):
             return f" ({path}:{frame.f_lineno})"
         frame = frame.f_back
     return ""
