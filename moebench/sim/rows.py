@@ -1,0 +1,91 @@
+"""What a replayed case says, as tidy rows: the step time under every draw, where it goes, and the exact counts."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moebench.case import Case
+from moebench.program import Program
+from moebench.results.rows import Row, row_of
+from moebench.sim.replay import Replay
+from moebench.workloads.machine import Topology
+
+INTERVAL = (5, 95)
+
+
+def rows_without_number(case: Case, topology: Topology, status: str, reason: str) -> list[Row]:
+    """The one row of a case that has no number."""
+    return [row_of(case, topology.hardware.name, "step_time", "s", None, status=status, reason=reason)]
+
+
+def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], replay: Replay) -> list[Row]:
+    """All rows of a case. The step time is NaN in the draws in which the step does not fit into the device's memory."""
+    hardware = topology.hardware.name
+    step_s = np.where(replay.fits, replay.step_time_s, np.nan)
+    fits = bool(replay.fits[0])
+    reason = "" if fits else _memory_reason(replay, topology)
+    status = "passed" if fits else "out-of-memory"
+    # Six digits: far below any interval, a fifth of the bytes.
+    drawn = step_s[1:] if len(step_s) > 1 else step_s
+    rows = [
+        row_of(
+            case, hardware, "step_time", "s", float(step_s[0]) if fits else None, status=status, reason=reason,
+            draws=tuple(float(f"{value:.6g}") for value in step_s), **_interval(drawn),
+        )
+    ]  # fmt: skip
+
+    def add(metric: str, unit: str, values: Any, **detail: Any) -> None:
+        values = np.atleast_1d(np.asarray(values, dtype=float))
+        interval = _interval(values[1:]) if len(values) > 1 else {}
+        rows.append(row_of(case, hardware, metric, unit, float(values[0]), detail=detail, **interval))
+
+    if fits:
+        for (region, phase), time_s in sorted(replay.region_time_s.items()):
+            add("region_time", "s", time_s, region=region, phase=phase)
+        add("exposed_communication", "s", replay.exposed_communication_s)
+        add("host_bound", "s", replay.host_bound_s)
+        for resource, busy_s in replay.busy_s.items():
+            if busy_s.any():
+                add("busy_time", "s", busy_s, resource=resource)
+    add("peak_memory", "B", replay.peak_bytes)
+    for tier, use in replay.link_use.items():
+        add("link_bytes", "B", use.rank_bytes, tier=tier)
+        add("messages", "1", use.rank_messages, tier=tier)
+    _add_counts(add, programs[replay.reference])
+    return rows
+
+
+def _add_counts(add: Any, program: Program) -> None:
+    """FLOPs by region, and what one rank moves, launches and waits for."""
+    flops: Counter[str] = Counter()
+    for op in program.ops:
+        flops[op.region] += op.flops
+    add("flops", "FLOP", sum(flops.values()))
+    for region, count in sorted(flops.items()):
+        if count:
+            add("flops", "FLOP", count, region=region)
+    add("device_bytes", "B", sum(op.bytes for op in program.ops))
+    add("launches", "1", sum(op.kind not in ("view", "allocation", "wait", "host-read") for op in program.ops))
+    add("host_syncs", "1", sum(op.kind == "host-read" for op in program.ops))
+    add("collectives", "1", sum(op.collective is not None for op in program.ops))
+
+
+def _interval(values: np.ndarray) -> dict[str, float]:
+    known = values[~np.isnan(values)]
+    if known.size < 2:
+        return {}
+    low, high = np.percentile(known, INTERVAL)
+    return {"low": float(low), "high": float(high)}
+
+
+def _memory_reason(replay: Replay, topology: Topology) -> str:
+    capacity = topology.hardware.parameters["gpu.memory.capacity"].value
+    reserved = topology.hardware.parameters.get("gpu.memory.reserved")
+    free = capacity - (reserved.value if reserved else 0)
+    gib = 2**30
+    return (
+        f"the step needs {replay.peak_bytes / gib:.1f} GiB, {topology.hardware.name} has {free / gib:.1f} GiB "
+        f"beside what is reserved"
+    )
