@@ -23,7 +23,7 @@ class Rule(Protocol):
         conventions: Conventions,
         capacity_factor: float,
         generator: torch.Generator | None = None,
-        max_count: int | None = None,
+        max_count: steps.MaxCount = None,
     ) -> Routing:
         """Route; `generator` feeds noise and random drops, `max_count` is a dropless layer's capacity."""
 

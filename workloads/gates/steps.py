@@ -4,9 +4,12 @@ Plain differentiable torch, written to be read: this is the definition that ever
 T tokens of a rank, E experts, K choices a token, N = T*K routes, C slots per (source rank, expert), D model.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from moebench.kernels.explicit import count
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.errors import InputError
@@ -15,6 +18,9 @@ from moebench.workloads.layer import GateSpec
 from moebench.workloads.routing import Routing
 
 NO_ROUTE = -1
+# Capacity of a dropless layer: the largest count over all experts and ranks, or a function that finds it from this
+# rank's counts. None stands for this rank alone.
+MaxCount = int | Callable[[Tensor], int] | None
 NOISES = {
     "switch": ("none", "input-jitter"),
     "gshard": ("none", "input-jitter", "gumbel-second", "random-second"),
@@ -52,12 +58,6 @@ def ranked(values_TE: Tensor, top_k: int) -> Tensor:
     """The experts of the K largest values, best first, ties to the lowest expert id."""
     order_TE = torch.sort(values_TE, dim=1, descending=True, stable=True).indices
     return order_TE[:, :top_k]
-
-
-def count(experts_TK: Tensor, experts: int) -> Tensor:
-    """How many routes go to each expert."""
-    flat_N = experts_TK.reshape(-1)
-    return torch.bincount(flat_N[flat_N >= 0], minlength=experts)
 
 
 def positions(experts_N: Tensor) -> Tensor:
@@ -152,18 +152,16 @@ def settle(
     conventions: Conventions,
     capacity_factor: float,
     generator: torch.Generator | None,
-    max_count: int | None,
+    max_count: MaxCount,
 ) -> Routing:
-    """The last step of every rule: capacity, drops, final weights.
-
-    A dropless layer's capacity is `max_count`, the largest count over all experts and ranks; None where this rank is
-    alone.
-    """
+    """The last step of every rule: capacity, drops, final weights."""
     tokens, top_k = experts_TK.shape
     experts = probs_TE.shape[1]
     counts_E = count(experts_TK, experts)
     if conventions.is_dropless:
-        most = int(counts_E.max()) if max_count is None else max_count
+        if max_count is None:
+            max_count = int(counts_E.max())
+        most = max_count if isinstance(max_count, int) else max_count(counts_E)
         capacity = max(conventions.min_capacity, most)
     else:
         capacity = conventions.capacity(tokens, experts, top_k, capacity_factor)

@@ -15,7 +15,7 @@ def route(
     conventions: Conventions,
     capacity_factor: float,
     generator: torch.Generator | None = None,
-    max_count: int | None = None,
+    max_count: steps.MaxCount = None,
 ) -> Routing:
     """The rule `switch`, K = 1. Its jitter acts on the gate's input: `steps.router_logits`.
 

@@ -15,9 +15,9 @@ def route(
     conventions: Conventions,
     capacity_factor: float,
     generator: torch.Generator | None = None,
-    max_count: int | None = None,
+    max_count: steps.MaxCount = None,
 ) -> Routing:
-    """The rule `topk`, any K. Logits are those of `steps.router_logits`; see `steps.settle` for `max_count`.
+    """The rule `topk`, any K. Logits are those of `steps.router_logits`.
 
     Raises:
         InputError: conventions without a meaning for this rule.
