@@ -1,1 +1,72 @@
-"""The command line: one verb a file."""
+"""The command line: one verb a file, imported only when it is called, so that `moebench --help` stays instant."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from moebench.workloads.errors import InputError
+
+# Verb -> its one line of help. The verb lives in moebench/cli/<verb>.py as `command`.
+VERBS = {
+    "run": "Run a suite, judge the paper's claims, write the report.",
+    "claims": "Scoreboard: what was reported, what was obtained, the verdict and why.",
+    "list": "What there is: suites, systems, gates, kernels, topologies, hardware, claims, figures.",
+    "report": "Write the HTML report of a run.",
+    "explain": "Where the time of a case goes, or why one case beats another.",
+    "trace": "The timeline of a case, for Perfetto.",
+    "calibrate": "Measure this machine into a hardware file.",
+    "validate": "Check a suite, topology, hardware or claims file, or a run folder.",
+    "doctor": "What this machine can run and what is missing.",
+}
+_FILES = {"list": "list_"}
+
+
+class Verbs(click.Group):
+    """A group that knows its verbs by name and imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Verbs in the order of VERBS."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb's command, or None where there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        return import_module(f"moebench.cli.{_FILES.get(cmd_name, cmd_name)}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of verbs, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="moebench")
+def group() -> None:
+    """Is a Mixture-of-Experts systems paper right, where, and why?"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `moebench`: bad input is one line on standard error and exit status 2."""
+    try:
+        status = group.main(
+            args=None if arguments is None else list(arguments), prog_name="moebench", standalone_mode=False
+        )
+    except InputError as error:
+        click.echo(f"moebench: {error}", err=True)
+        sys.exit(2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        click.echo(f"moebench: {error.format_message()}", err=True)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("moebench: stopped", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    sys.exit(status if isinstance(status, int) else 0)

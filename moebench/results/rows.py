@@ -1,7 +1,7 @@
 """Result rows: tidy, one metric value a row, with the keys of its case."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from moebench.case import Case
@@ -53,7 +53,9 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; empty fields are left out."""
-        return {k: v for k, v in asdict(self).items() if v not in (None, "", (), {})} | {"value": self.value}
+        return {k: v for k, v in vars(self).items() if v is not None and v != "" and v != () and v != {}} | {
+            "value": self.value
+        }
 
 
 def row_of(case: Case, hardware: str, metric: str, unit: str, value: float | None, **rest: Any) -> Row:

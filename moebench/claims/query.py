@@ -1,0 +1,216 @@
+"""Our value of a claim: step times of equal points, divided draw by draw, reduced as the claim says.
+
+Draw i is the same machine for both systems, so their ratio is taken machine by machine. Rows of different engines never
+meet in one ratio.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with
+from moebench.claims.scope import CantAnswer, Point, experiment_of, points
+from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
+from moebench.plan import Assumption
+from moebench.results.rows import Row
+from moebench.workloads.suite import Suite
+
+ENGINES = ("sim", "local")
+SPEEDUPS = ("step_speedup", "min_step_speedup", "max_step_speedup", "mean_step_speedup")
+STEP_TIMES = ("step_time", "iteration_time")
+_REDUCTIONS = {"max-over": "max", "mean-over": "mean", "at-least": "min", "at-most": "max"}
+
+Key = tuple[Point, str]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A claim's value under one assumption.
+
+    Attributes:
+        values: by draw, in the claim's unit, index 0 the nominal machine; NaN where there is none.
+        missing: by draw, why there is no value: one of verdict.OUT_OF_MEMORY.
+        topologies: of its points.
+    """
+
+    assumption: Assumption
+    values: np.ndarray
+    missing: np.ndarray
+    topologies: tuple[str, ...]
+
+    @property
+    def sampled(self) -> slice:
+        """The draws that count for agreement: all but the nominal one, where there are others."""
+        return slice(1, None) if len(self.values) > 1 else slice(None)
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """What the results say about a claim.
+
+    Attributes:
+        conditions: the default assumption first.
+        planned: assumptions that the suite plans for the claim.
+        points: cases a condition ranges over; lacking: how many of them the default assumption has no rows for.
+    """
+
+    engine: str
+    conditions: tuple[Condition, ...]
+    planned: int
+    points: int
+    lacking: int = 0
+
+
+class StepTimes:
+    """Step times of a run by engine, point and system."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._found: dict[str, dict[Key, Row]] = {}
+        for row in rows:
+            if row.metric != "step_time" or row.sample is not None:
+                continue
+            point = Point(
+                experiment=row.experiment,
+                gate=row.gate,
+                batch_size=row.batch_size,
+                topology=row.topology,
+                experts=row.experts,
+                input_gradient=row.input_gradient,
+                conventions=row.conventions,
+            )
+            self._found.setdefault(row.engine, {}).setdefault((point, row.system), row)
+
+    def of_engine(self, engine: str) -> Mapping[Key, Row]:
+        """The rows of one engine."""
+        return self._found.get(engine, {})
+
+    @property
+    def systems(self) -> set[str]:
+        """Systems that have rows."""
+        return {system for rows in self._found.values() for _, system in rows}
+
+
+def obtain(claim: Claim, suite: Suite, times: StepTimes) -> Obtained:
+    """Our value of a claim under each assumption.
+
+    Raises:
+        CantAnswer: and what it would need.
+    """
+    experiment = experiment_of(claim, suite)
+    if claim.metric not in (*SPEEDUPS, *STEP_TIMES):
+        raise CantAnswer(f"no query for the metric {claim.metric} yet")
+    systems = _systems(claim, times)
+    planned = points(claim, experiment)
+    engine = _engine(planned[0][1], systems, times)
+    rows = times.of_engine(engine)
+    conditions, lacking, default_reason = [], 0, ""
+    for assumption, its_points in planned:
+        have = [p for p in its_points if all((p, s) in rows for s in systems)]
+        reason = next((r for p in have for s in systems if (r := _no_number(rows[p, s]))), "")
+        if assumption.is_default:
+            lacking, default_reason = len(its_points) - len(have), reason
+        if not have or reason or (len(have) < len(its_points) and not assumption.is_default):
+            continue
+        conditions.append(_condition(claim, assumption, have, systems, rows))
+    if default_reason:
+        raise CantAnswer(default_reason)
+    if not conditions or not conditions[0].assumption.is_default:
+        raise CantAnswer("none of its cases under the default assumptions was run")
+    return Obtained(engine, tuple(conditions), len(planned), len(planned[0][1]), lacking)
+
+
+def _systems(claim: Claim, times: StepTimes) -> list[str]:
+    """The system, then its baselines; all must have rows."""
+    needed = [claim.system]
+    if claim.metric in SPEEDUPS:
+        baselines = compared_with(claim.paper) if claim.baseline == BEST_OTHER else (claim.baseline,)
+        if not all(baselines):
+            raise CantAnswer("the baselines that the paper compared with are not recorded")
+        needed += baselines
+    absent = [name for name in needed if name not in times.systems]
+    if absent:
+        from moebench.systems.registry import systems
+
+        built = systems()
+        unbuilt = [name for name in absent if name not in built]
+        if unbuilt:
+            raise CantAnswer(f"needs {', '.join(unbuilt)}, not built yet")
+        raise CantAnswer(f"needs {', '.join(absent)}, not part of this run")
+    return needed
+
+
+def _engine(its_points: Sequence[Point], systems: Sequence[str], times: StepTimes) -> str:
+    """The one engine whose rows answer the claim: the one with most of its points."""
+    def coverage(engine: str) -> int:
+        rows = times.of_engine(engine)
+        return sum((point, system) in rows for point in its_points for system in systems)
+
+    return max(ENGINES, key=coverage)
+
+
+def _no_number(row: Row) -> str:
+    """Why a row has no number, unless it is out of memory, which is a result."""
+    return "" if row.status in ("passed", "out-of-memory") else f"{row.case} is {row.status}: {row.reason}"
+
+
+def _condition(
+    claim: Claim, assumption: Assumption, its_points: Sequence[Point], systems: Sequence[str], rows: Mapping[Key, Row]
+) -> Condition:
+    draws = max(len(rows[p, s].draws) for p in its_points for s in systems) or 1
+    ours = np.array([_draws(rows[p, systems[0]], draws) for p in its_points])
+    if claim.metric in STEP_TIMES:
+        values, missing = ours / UNITS[claim.unit][1], np.where(np.isnan(ours), SYSTEM_OUT, "")
+    else:
+        theirs = np.array([[_draws(rows[p, s], draws) for p in its_points] for s in systems[1:]])
+        values, missing = _speedups(ours, theirs)
+    values, missing = _reduced(claim, values, missing)
+    return Condition(assumption, values, missing, tuple(dict.fromkeys(p.topology for p in its_points)))
+
+
+def _draws(row: Row, count: int) -> np.ndarray:
+    """Step time by draw, NaN where it runs out of memory; a row without draws is the same in each."""
+    if not row.draws:
+        return np.full(count, np.nan if row.value is None else row.value)
+    if len(row.draws) != count:
+        raise CantAnswer(f"{row.case} has {len(row.draws)} draws, another case of the claim {count}")
+    return np.array(row.draws, dtype=float)
+
+
+def _speedups(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Points x draws: the fastest baseline's time over ours, and which side ran out of memory."""
+    best = np.where(np.isnan(theirs), np.inf, theirs).min(axis=0)
+    baseline_out, system_out = np.isinf(best), np.isnan(ours)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = np.where(baseline_out | system_out, np.nan, best / ours)
+    missing = np.select([baseline_out & system_out, baseline_out, system_out], [BOTH_OUT, BASELINE_OUT, SYSTEM_OUT], "")
+    return values, missing
+
+
+def _reduced(claim: Claim, values: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Over the points: one value a draw, or why there is none.
+
+    A point without a value drops out of a maximum or a mean; out of a minimum only where the baseline is what failed.
+    """
+    how = _reduction(claim)
+    if how == "one" and len(values) > 1:
+        raise CantAnswer(f"its scope holds {len(values)} cases, and the claim is about one")
+    function = {"max": np.fmax, "min": np.fmin, "one": np.fmax}.get(how)
+    if function is not None:
+        reduced = function.reduce(values, axis=0)
+    else:
+        known = ~np.isnan(values)
+        with np.errstate(invalid="ignore"):
+            reduced = np.where(known, values, 0).sum(axis=0) / known.sum(axis=0)
+    failed = (missing == SYSTEM_OUT).any(axis=0)
+    if how == "min":
+        reduced = np.where(failed, np.nan, reduced)
+    baseline_failed = (missing == BASELINE_OUT).any(axis=0)
+    cases = [failed & (how == "min"), baseline_failed, failed]
+    why = np.select(cases, [SYSTEM_OUT, BASELINE_OUT, SYSTEM_OUT], BOTH_OUT)
+    return reduced, np.where(np.isnan(reduced), why, "")
+
+
+def _reduction(claim: Claim) -> str:
+    prefix = claim.metric.partition("_")[0]
+    return prefix if prefix in ("max", "min", "mean") else _REDUCTIONS.get(claim.relation, "one")

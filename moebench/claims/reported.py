@@ -1,0 +1,217 @@
+"""What papers report, as Claims: one row of a CSV file, checked. Bad input names file, line and column.
+
+The packaged files lie in moebench.reported, one a paper; `compared_with.csv` beside them lists the baselines that each
+paper compared with, which is what `best-other` means.
+"""
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from moebench.workloads.errors import InputError, one_of
+
+COLUMNS = (
+    "id",
+    "experiment",
+    "metric",
+    "relation",
+    "system",
+    "baseline",
+    "config",
+    "value",
+    "unit",
+    "evidence",
+    "where",
+    "note",
+)
+RELATIONS = ("equal", "at-least", "at-most", "max-over", "mean-over", "finding")
+EVIDENCE = ("printed", "digitised", "official-repo", "secondary")
+# How an error is computed, by unit; the number turns an absolute quantity into SI.
+RATIO, FRACTION, EXACT, ABSOLUTE = "ratio", "fraction", "exact", "absolute"
+UNITS: Mapping[str, tuple[str, float]] = {
+    "ratio": (RATIO, 1.0),
+    "fraction": (FRACTION, 1.0),
+    "count": (EXACT, 1.0),
+    "k": (EXACT, 1.0),
+    "word": (EXACT, 1.0),
+    "us": (ABSOLUTE, 1e-6),
+    "ms": (ABSOLUTE, 1e-3),
+    "s": (ABSOLUTE, 1.0),
+    "minutes": (ABSOLUTE, 60.0),
+    "hours": (ABSOLUTE, 3600.0),
+    "days": (ABSOLUTE, 86400.0),
+    "B": (ABSOLUTE, 1.0),
+    "MB": (ABSOLUTE, 1e6),
+    "GB": (ABSOLUTE, 1e9),
+    "tokens/s": (ABSOLUTE, 1.0),
+    "ktokens/s": (ABSOLUTE, 1e3),
+    "images/s": (ABSOLUTE, 1.0),
+    "samples/s": (ABSOLUTE, 1.0),
+    "nats": (ABSOLUTE, 1.0),
+}
+BEST_OTHER = "best-other"
+COMPARED_FILE = "compared_with.csv"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A reported number or finding.
+
+    Attributes:
+        paper: name of its file, the suite it belongs to.
+        scope: the `key=value` pairs of `config`, as text.
+        value: the reported number in `unit`, or the word of a finding.
+        file, line: where it is written.
+    """
+
+    id: str
+    paper: str
+    experiment: str
+    metric: str
+    relation: str
+    system: str
+    baseline: str
+    value: float | str
+    unit: str
+    evidence: str
+    where: str = ""
+    note: str = ""
+    scope: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+    line: int = 0
+
+    @property
+    def kind(self) -> str:
+        """`ratio`, `fraction`, `exact` or `absolute`: how its error is computed."""
+        return UNITS[self.unit][0]
+
+    @property
+    def is_definition(self) -> bool:
+        """Whether the number is true by definition: something normalised to itself."""
+        return self.kind == RATIO and self.relation == "equal" and self.value == 1.0
+
+
+@cache
+def papers() -> tuple[str, ...]:
+    """Papers with reported numbers."""
+    names = [entry.name for entry in files("moebench.reported").iterdir()]
+    return tuple(sorted(n.removesuffix(".csv") for n in names if n.endswith(".csv") and n != COMPARED_FILE))
+
+
+@cache
+def claims_of(paper: str) -> tuple[Claim, ...]:
+    """The claims of a packaged paper.
+
+    Raises:
+        InputError: there is no such paper; lists those there are.
+    """
+    if paper not in papers():
+        raise one_of("paper", paper, papers())
+    return load_claims(Path(str(files("moebench.reported") / f"{paper}.csv")))
+
+
+@cache
+def compared_with(paper: str) -> tuple[str, ...]:
+    """The baselines that a paper compared with; empty where its list is not known."""
+    text = (files("moebench.reported") / COMPARED_FILE).read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        if row["paper"] == paper:
+            return tuple(row["baselines"].split(";"))
+    return ()
+
+
+def load_claims(path: Path) -> tuple[Claim, ...]:
+    """The claims of a CSV file.
+
+    Raises:
+        InputError: naming file, line and column.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text: {error}") from None
+    found: dict[str, Claim] = {}
+    for line, row in _records(text, path):
+        claim = _claim(row, path, line)
+        if claim.id in found:
+            raise InputError(f"{path}:{line}: id: {claim.id!r} stands on line {found[claim.id].line} already")
+        found[claim.id] = claim
+    return tuple(found.values())
+
+
+def _records(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    try:
+        header = next(reader, [])
+        missing = [name for name in COLUMNS if name not in header]
+        if missing:
+            raise InputError(f"{path}:1: missing column {missing[0]}; the columns are {','.join(COLUMNS)}")
+        for name in header:
+            if name not in COLUMNS:
+                raise one_of("column", name, COLUMNS, f"{path}:1")
+        start = reader.line_num + 1
+        for cells in reader:
+            if cells and len(cells) != len(header):
+                raise InputError(f"{path}:{start}: {len(cells)} cells, the header has {len(header)}")
+            if cells:
+                yield start, dict(zip(header, cells))
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: not CSV: {error}") from None
+
+
+def _claim(row: Mapping[str, str], path: Path, line: int) -> Claim:
+    where = f"{path}:{line}"
+    for column in ("id", "experiment", "metric", "value"):
+        if not row[column].strip():
+            raise InputError(f"{where}: {column}: is empty")
+    for column, choices in (("relation", RELATIONS), ("unit", UNITS), ("evidence", EVIDENCE)):
+        if row[column] not in choices:
+            raise one_of(column, row[column], choices, f"{where}: {column}")
+    if (row["unit"] == "word") != (row["relation"] == "finding"):
+        raise InputError(f"{where}: unit: a finding has the unit word, and nothing else has it")
+    return Claim(
+        id=row["id"],
+        paper=path.stem,
+        experiment=row["experiment"],
+        metric=row["metric"],
+        relation=row["relation"],
+        system=row["system"],
+        baseline=row["baseline"],
+        value=row["value"] if row["unit"] == "word" else _number(row["value"], f"{where}: value"),
+        unit=row["unit"],
+        evidence=row["evidence"],
+        where=row["where"],
+        note=row["note"],
+        scope=_scope(row["config"], f"{where}: config"),
+        file=str(path),
+        line=line,
+    )
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError(f"{where}: {text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise InputError(f"{where}: {text!r} is not a finite number")
+    return value
+
+
+def _scope(text: str, where: str) -> dict[str, str]:
+    scope: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(";"))):
+        key, equals, value = item.partition("=")
+        if not (equals and key.strip() and value.strip()):
+            raise InputError(f"{where}: {item!r} is not key=value; pairs are separated by ;")
+        if key.strip() in scope:
+            raise InputError(f"{where}: {key.strip()} stands there twice")
+        scope[key.strip()] = value.strip()
+    return scope

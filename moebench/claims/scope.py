@@ -1,0 +1,108 @@
+"""Which cases a claim is about: the paper's own points of an experiment, once for each assumption.
+
+A maximum ranges over these points under one assumption, never over assumptions: what the paper leaves open is
+uncertainty, not a choice.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moebench.claims.reported import Claim
+from moebench.plan import Assumption, assumptions
+from moebench.workloads.experts import experts_for
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.suite import Experiment, Suite
+
+_KEYS = ("gate", "batch_size", "nodes", "gpus_per_node", "gpus", "dtype")
+_EVERYTHING = ("all", "in general")
+
+
+class CantAnswer(Exception):
+    """Why a claim can't be judged from these results, and what it would need."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One case without its system, as result rows name it."""
+
+    experiment: str
+    gate: str
+    batch_size: int
+    topology: str
+    experts: int
+    input_gradient: bool
+    conventions: str = "common"
+
+
+def experiment_of(claim: Claim, suite: Suite) -> Experiment:
+    """The experiment that a claim belongs to."""
+    for experiment in suite.experiments:
+        if experiment.name == claim.experiment:
+            return experiment
+    raise CantAnswer(f"experiment {claim.experiment} is not built yet")
+
+
+def points(claim: Claim, experiment: Experiment) -> list[tuple[Assumption, list[Point]]]:
+    """The claim's points under each assumption that the suite plans for all of its gates, default first.
+
+    Raises:
+        CantAnswer: the scope names what the experiment doesn't have.
+    """
+    for key, value in claim.scope.items():
+        if key == "scope" and value.lower().startswith(_EVERYTHING):
+            continue
+        if key not in _KEYS:
+            raise CantAnswer(f"no experiment here is organised by {key} ({key}={value})")
+    gates = [g for g in experiment.gates if _named(claim, "gate", (g.label, g.name))]
+    batch_sizes = [b for b in experiment.batch_sizes if _named(claim, "batch_size", (b,))]
+    sizes = [s for s in experiment.sizes if _is_size(claim, s)]
+    dtypes = [d for d in (experiment.layer.dtype,) if _named(claim, "dtype", (d,))]
+    for what, found in (("gate", gates), ("batch size", batch_sizes), ("topology", sizes), ("dtype", dtypes)):
+        if not found:
+            raise CantAnswer(f"experiment {experiment.name} has no {what} of the claim's scope")
+    return [
+        (assumption, _points(experiment, assumption, gates, batch_sizes, sizes))
+        for assumption in assumptions(experiment, experiment.node_types)
+        if assumption.is_default or all({g.label, g.name} & set(experiment.sweep_gates) for g in gates)
+    ]
+
+
+def _points(
+    experiment: Experiment, assumption: Assumption, gates: list[GateSpec], batch_sizes: list[int], sizes: list[str]
+) -> list[Point]:
+    return [
+        Point(
+            experiment=experiment.name,
+            gate=gate.label,
+            batch_size=batch_size,
+            topology=f"{size}-{assumption.gpu}",
+            experts=experts_for(assumption.experts, ranks_of(size)),
+            input_gradient=assumption.input_gradient,
+        )
+        for gate in gates
+        for batch_size in batch_sizes
+        for size in sizes
+    ]
+
+
+def ranks_of(size: str) -> int:
+    """Ranks of `4x8`."""
+    nodes, _, gpus = size.partition("x")
+    return int(nodes) * int(gpus)
+
+
+def _named(claim: Claim, key: str, names: Iterable[object]) -> bool:
+    """Whether the scope leaves `key` open or lists one of `names` (separated by commas)."""
+    if key not in claim.scope:
+        return True
+    wanted = {part.strip() for part in claim.scope[key].split(",")}
+    return any(str(name) in wanted for name in names)
+
+
+def _is_size(claim: Claim, size: str) -> bool:
+    nodes, _, gpus = size.partition("x")
+    return (
+        _named(claim, "nodes", (nodes,))
+        and _named(claim, "gpus_per_node", (gpus,))
+        and _named(claim, "gpus", (ranks_of(size),))
+    )

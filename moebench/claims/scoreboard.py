@@ -1,0 +1,241 @@
+"""The scoreboard: every claim of a paper with what was obtained, the verdict, and one sentence of why.
+
+One list of Scores feeds the terminal, `--json` and the report.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from moebench.claims import verdict as v
+from moebench.claims.deciding import Influence, influences
+from moebench.claims.query import Condition, Obtained, StepTimes, obtain
+from moebench.claims.reported import Claim, claims_of
+from moebench.claims.scope import CantAnswer
+from moebench.claims.why import why_judged, why_partial
+from moebench.results.store import RunFolder
+from moebench.workloads.machine import Topology
+from moebench.workloads.suite import Suite
+
+
+@dataclass(frozen=True)
+class Score:
+    """One line of the scoreboard.
+
+    Attributes:
+        obtained: on the nominal machine of the default assumption.
+        low, high: 5 to 95 % of the draws, pooled over assumptions with equal weight.
+        null_verdict, null_error: of the model "no difference"; None where it says nothing.
+        share: of the draws that agree with the most frequent outcome; shares: of every outcome.
+        decides: strongest factors first, with the status of a parameter (`assumed`, `measured`, ...; `assumption` for a
+            choice of the suite).
+        conditions: the map: one entry an assumption.
+    """
+
+    claim: Claim
+    verdict: str
+    why: str
+    obtained: float | None = None
+    low: float | None = None
+    high: float | None = None
+    error: float | None = None
+    engine: str | None = None
+    null_verdict: str | None = None
+    null_error: float | None = None
+    share: float | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
+    decides: tuple[Mapping[str, Any], ...] = ()
+    conditions: tuple[Mapping[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The columns of `moebench claims --json`."""
+        claim = self.claim
+        return {
+            "id": claim.id,
+            "paper": claim.paper,
+            "experiment": claim.experiment,
+            "metric": claim.metric,
+            "relation": claim.relation,
+            "system": claim.system,
+            "baseline": claim.baseline,
+            "unit": claim.unit,
+            "reported": claim.value,
+            "obtained": self.obtained,
+            "low": self.low,
+            "high": self.high,
+            "error": self.error,
+            "engine": self.engine,
+            "evidence": claim.evidence,
+            "where": claim.where,
+            "verdict": self.verdict,
+            "why": self.why,
+            "share": self.share,
+            "shares": dict(self.shares),
+            "decides": [dict(entry) for entry in self.decides],
+            "conditions": [dict(entry) for entry in self.conditions],
+            "null_verdict": self.null_verdict,
+            "null_error": self.null_error,
+        }
+
+
+def scoreboard(suite: Suite, folder: RunFolder | None = None) -> list[Score]:
+    """The scores of a suite's paper over a run, or over no results at all. Empty where the suite has no paper."""
+    if suite.reported is None:
+        return []
+    rows = folder.rows("step_time") if folder else []
+    topologies = folder.topologies if folder else {}
+    note = _what_if(folder) if folder else ""
+    times = StepTimes(rows)
+    scores = [score(claim, suite, times, topologies) for claim in claims_of(suite.reported)]
+    return [replace(s, why=note + s.why) if note and s.obtained is not None else s for s in scores]
+
+
+def unscored(paper: str) -> list[Score]:
+    """The scores of a paper of which no suite was run."""
+    return [Score(claim, v.NOT_RUN, "no run of its suite", **_null(claim)) for claim in claims_of(paper)]
+
+
+def score(claim: Claim, suite: Suite, times: StepTimes, topologies: Mapping[str, Topology]) -> Score:
+    """The verdict on one claim."""
+    if claim.is_definition:
+        return Score(claim, v.NOT_RUN, "true by definition (normalised to itself): does not count")
+    try:
+        found = obtain(claim, suite, times)
+    except CantAnswer as reason:
+        return Score(claim, v.NOT_RUN, str(reason), **_null(claim))
+    return _judged(claim, found, suite, topologies)
+
+
+def summary(scores: Sequence[Score]) -> dict[str, int]:
+    """How many claims were judged, how many reproduced, and how many the null model reproduces of the same."""
+    judged = [s for s in scores if s.verdict != v.NOT_RUN]
+    return {
+        "claims": len(scores),
+        "judged": len(judged),
+        "reproduced": sum(s.verdict == v.REPRODUCED for s in judged),
+        "null_reproduced": sum(s.null_verdict == v.REPRODUCED for s in judged),
+    }
+
+
+def _judged(claim: Claim, found: Obtained, suite: Suite, topologies: Mapping[str, Topology]) -> Score:
+    words = [v.words_of(claim, c.values, c.missing) for c in found.conditions]
+    sampled = [w[c.sampled] for w, c in zip(words, found.conditions)]
+    agreement = v.pool(sampled)
+    default = found.conditions[0]
+    nominal = None if np.isnan(default.values[0]) else float(default.values[0])
+    factors = _factors(found, sampled, suite, topologies, agreement.top)
+    low, high = _interval(found.conditions)
+    fitted = _fitted_to(claim, found, topologies)
+    result = Score(
+        claim=claim,
+        verdict=v.CALIBRATED if fitted else agreement.word,
+        why=why_judged(claim, nominal, agreement, factors, found, fitted),
+        obtained=nominal,
+        low=low,
+        high=high,
+        error=None if nominal is None else v.error_of(claim, nominal),
+        engine=found.engine,
+        share=agreement.share,
+        shares=agreement.shares,
+        decides=tuple(_entry(f, found, topologies) for f in factors),
+        conditions=tuple(_map_entry(c, w) for c, w in zip(found.conditions, words)),
+        **_null(claim),
+    )
+    if found.lacking:
+        return replace(result, verdict=v.NOT_RUN, why=why_partial(found))
+    return result
+
+
+def _null(claim: Claim) -> dict[str, Any]:
+    ours = v.null_value(claim)
+    if ours is None:
+        return {}
+    return {"null_verdict": v.word_of(claim, ours), "null_error": v.error_of(claim, ours)}
+
+
+def _interval(conditions: Iterable[Condition]) -> tuple[float | None, float | None]:
+    """5 to 95 % of the draws that have a value, assumptions with equal weight; nothing for a single draw."""
+    values = [c.values[c.sampled] for c in conditions]
+    numbers = np.concatenate(values)
+    weights = np.concatenate([np.full(len(part), 1 / len(part)) for part in values])
+    known = ~np.isnan(numbers)
+    if known.sum() < 2:
+        return None, None
+    order = np.argsort(numbers[known])
+    cumulative = np.cumsum(weights[known][order])
+    at = np.interp(np.array([0.05, 0.95]) * cumulative[-1], cumulative, numbers[known][order])
+    return float(at[0]), float(at[1])
+
+
+def _factors(
+    found: Obtained, sampled: list[np.ndarray], suite: Suite, topologies: Mapping[str, Topology], top: str
+) -> list[Influence]:
+    from moebench.sim.uncertainty import draw
+
+    draws = []
+    for condition in found.conditions:
+        drawn: dict[str, np.ndarray] = {}
+        for name in condition.topologies:
+            parameters = topologies[name].parameters() if name in topologies else {}
+            uncertain = {k: p for k, p in parameters.items() if p.is_uncertain and k not in drawn}
+            samples = len(condition.values) - 1
+            drawn |= {k: values[condition.sampled] for k, values in draw(uncertain, samples, suite.seed).items()}
+        draws.append(drawn)
+    labels = [c.assumption.labels for c in found.conditions]
+    values = [c.values[c.sampled] for c in found.conditions]
+    return influences(sampled, values, labels, draws, top)
+
+
+def _entry(factor: Influence, found: Obtained, topologies: Mapping[str, Topology]) -> dict[str, Any]:
+    parameters = {
+        name: parameter
+        for condition in found.conditions
+        for topology in condition.topologies
+        if topology in topologies
+        for name, parameter in topologies[topology].parameters().items()
+    }
+    status = parameters[factor.name].status if factor.name in parameters else "assumption"
+    return {
+        "name": factor.name,
+        "eta_squared": round(factor.eta_squared, 4),
+        "status": status,
+        "contrast": {level: round(share, 4) for level, share in factor.contrast.items()},
+    }
+
+
+def _map_entry(condition: Condition, words: np.ndarray) -> dict[str, Any]:
+    """One line of the map of conditions."""
+    sampled = words[condition.sampled]
+    values = condition.values[condition.sampled]
+    known = values[~np.isnan(values)]
+    return {
+        **condition.assumption.labels,
+        "default": condition.assumption.is_default,
+        "nominal": None if np.isnan(condition.values[0]) else float(condition.values[0]),
+        "median": float(np.median(known)) if known.size else None,
+        v.REPRODUCED: float((sampled == v.REPRODUCED).mean()),
+        v.DIRECTION_ONLY: float((sampled == v.DIRECTION_ONLY).mean()),
+        v.CONTRADICTED: float((sampled == v.CONTRADICTED).mean()),
+        "out of memory": float(np.isin(sampled, v.OUT_OF_MEMORY).mean()),
+        "outcome": v.pool([sampled]).top,
+    }
+
+
+def _fitted_to(claim: Claim, found: Obtained, topologies: Mapping[str, Topology]) -> str:
+    """The parameter whose source names this claim, or nothing."""
+    named = re.compile(rf"(?<![\w-]){re.escape(claim.id)}(?![\w-])")
+    for condition in found.conditions:
+        for topology in condition.topologies:
+            if topology in topologies:
+                for name, parameter in topologies[topology].parameters().items():
+                    if named.search(parameter.source):
+                        return name
+    return ""
+
+
+def _what_if(folder: RunFolder) -> str:
+    overrides = folder.filters.overrides
+    return f"what if {', '.join(f'{k}={text}' for k, text in overrides.items())}: " if overrides else ""

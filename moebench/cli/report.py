@@ -1,0 +1,34 @@
+"""`moebench report`: the HTML report of a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from moebench.results.store import RunFolder
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-o", "output", type=click.Path(path_type=Path), metavar="FILE", help="Default: RUN/report.html.")
+def command(run: Path, output: Path | None) -> None:
+    """Write the HTML report of RUN, a run folder."""
+    from moebench.results.store import RunFolder
+
+    click.echo(write(RunFolder.open(run), output))
+
+
+def write(folder: "RunFolder", output: Path | None = None) -> Path:
+    """Write the report of a run; returns where it is.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    from moebench.report.html import write_report
+    from moebench.results.store import storage
+
+    path = output or folder.report
+    with storage(path):
+        write_report(folder, path)
+    return path

@@ -1,0 +1,176 @@
+"""`moebench run`: a suite from cases to verdicts and the report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from moebench.workloads.errors import InputError
+
+if TYPE_CHECKING:
+    from moebench.results.store import RunFolder
+    from moebench.run import Outcome, Plan
+
+# Options that choose what runs; a resumed run has them already.
+_CHOICES = {
+    "experiment": "experiments",
+    "system": "systems",
+    "gate": "gates",
+    "batch_size": "batch_sizes",
+    "dtype": "dtypes",
+    "topology": "topologies",
+}
+
+
+@click.command()
+@click.option("--suite", metavar="NAME|FILE", help="Suite by name, or a suite file of your own.")
+@click.option("--experiment", multiple=True, metavar="E", help="Only this experiment; repeatable, as all filters are.")
+@click.option("--system", multiple=True, metavar="S", help="Only this system; any registered one may join.")
+@click.option("--gate", multiple=True, metavar="G", help="Only this gate.")
+@click.option("--batch-size", multiple=True, type=int, metavar="N", help="Only this batch size (sequences a rank).")
+@click.option("--dtype", multiple=True, metavar="D", help="Only experiments of this dtype.")
+@click.option(
+    "--topology",
+    multiple=True,
+    metavar="T",
+    help="Only this topology (4x8-titan-rtx), size (4x8) or node type (titan-rtx); another one, or a file, joins.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "local", "sim"]),
+    default="auto",
+    show_default=True,
+    help="auto measures what stands on this machine and simulates every other.",
+)
+@click.option("--set", "settings", multiple=True, metavar="PARAMETER=VALUE", help="What if: nic.bandwidth=25GB/s.")
+@click.option(
+    "--quick", is_flag=True, help="First choice of every assumption, common conventions, 32 draws: a first look."
+)
+@click.option("--dry-run", is_flag=True, help="List cases, engine, expected time and memory; write nothing.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run folder; default runs/SUITE-TIME.")
+@click.option("--resume", "resumed", type=click.Path(path_type=Path), metavar="DIR", help="Continue a stopped run.")
+def command(
+    suite: str | None,
+    engine: str,
+    settings: tuple[str, ...],
+    quick: bool,
+    dry_run: bool,
+    out: Path | None,
+    resumed: Path | None,
+    **filters: tuple,
+) -> int:
+    """Run a suite, print the claims table, write the run folder and its report.
+
+    Ctrl-C leaves a run that --resume continues.
+    """
+    if resumed is not None:
+        if suite or settings or quick or dry_run or out or any(filters.values()) or engine != "auto":
+            raise InputError("--resume continues a run as it was started: give no other option")
+        return _resume(resumed)
+    if suite is None:
+        from moebench.workloads.load import suite_names
+
+        raise InputError(f"--suite is missing; choose one of: {', '.join(suite_names())}, or a file")
+    ready = _prepared(suite, engine, _settings(settings), quick, filters)
+    if dry_run:
+        _show_plan(ready)
+        return 0
+    from moebench.run import begin
+
+    return _execute(begin(ready, out))
+
+
+def _prepared(suite: str, engine: str, settings: dict[str, str], quick: bool, filters: dict[str, tuple]) -> "Plan":
+    from moebench.plan import Filters
+    from moebench.run import prepare
+    from moebench.workloads.load import load_suite
+
+    chosen = {_CHOICES[name]: tuple(values) for name, values in filters.items()}
+    return prepare(load_suite(suite), Filters(**chosen, overrides=settings, quick=quick), engine)
+
+
+def _settings(settings: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not (name.strip() and equals and value.strip()):
+            raise InputError(f"--set {text}: write PARAMETER=VALUE, such as nic.bandwidth=25GB/s")
+        if name.strip() in found:
+            raise InputError(f"--set {name.strip()} is given twice")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _resume(path: Path) -> int:
+    from moebench.environment import environment
+    from moebench.run import resume
+
+    job = resume(path)
+    job.folder.note_resumed(environment(seed=job.suite.seed))
+    return _execute(job)
+
+
+def _execute(job) -> int:
+    from moebench.cli.progress import ProgressBar
+    from moebench.run import execute
+
+    click.echo(f"{len(job.cases)} cases into {job.folder.path}", err=True)
+    with ProgressBar() as progress:
+        outcome = execute(job, progress)
+    _show_outcome(outcome)
+    if outcome.interrupted:
+        click.echo(
+            f"stopped: {outcome.done} of {outcome.cases} cases are done; "
+            f"continue with: moebench run --resume {job.folder.path}",
+            err=True,
+        )
+        return 130
+    _conclude(job.folder)
+    return 0
+
+
+def _show_outcome(outcome: "Outcome") -> None:
+    for status, count in sorted(outcome.statuses.items()):
+        if status != "passed":
+            example = outcome.reasons.get(status, "")
+            click.echo(f"{count} {status}" + (f", such as {example}" if example else ""), err=True)
+
+
+def _conclude(folder: "RunFolder") -> None:
+    """The claims table and the report."""
+    from moebench.claims.scoreboard import scoreboard
+    from moebench.cli.report import write
+    from moebench.cli.tables import print_scores
+
+    scores = scoreboard(folder.suite, folder)
+    if scores:
+        print_scores(scores)
+    written = write(folder)
+    click.echo(f"results: {folder.results}")
+    click.echo(f"report: {written}")
+
+
+def _show_plan(ready: "Plan") -> None:
+    from moebench.cli.tables import print_table
+    from moebench.dryrun import estimates, total_s
+
+    found = estimates(ready)
+    print_table(
+        ["case", "engine", "time", "memory a rank"],
+        [[e.case.name, e.case.engine, _seconds(e.time_s), _memory(e.memory_bytes, e.status)] for e in found],
+    )
+    click.echo(f"{len(found)} cases, about {_seconds(total_s(found))} after the correctness check; nothing was written")
+
+
+def _seconds(time_s: float | None) -> str:
+    if time_s is None:
+        return "-"
+    if time_s < 1:
+        return f"{1000 * time_s:.0f} ms"
+    return f"{time_s:.0f} s" if time_s < 120 else f"{time_s / 60:.0f} min"
+
+
+def _memory(peak_bytes: float | None, status: str) -> str:
+    size = "-" if peak_bytes is None else f"{peak_bytes / 2**30:.2f} GiB"
+    return size if status in ("passed", "") else f"{size} {status}"

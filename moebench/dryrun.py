@@ -1,0 +1,98 @@
+"""What a run would do: expected time and memory of its cases, from a few of them tried in `sim` for a few seconds.
+
+Nothing is written and nothing is measured; a case whose program was not among those tried shows no memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from moebench.case import Case
+from moebench.environment import usable_cores
+from moebench.results.rows import Row
+from moebench.run import Plan
+
+BUDGET_S = 6.0
+PROCESS_START_S = 4.0  # of a measuring process: torch's import and the warm-up
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is expected of one case.
+
+    Attributes:
+        time_s: of this machine's time, its share of the processes that run side by side included.
+        memory_bytes: peak of a rank; status: `passed`, `out-of-memory`, `unsupported`, or empty where not tried.
+    """
+
+    case: Case
+    time_s: float | None
+    memory_bytes: float | None
+    status: str
+
+
+def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
+    """An estimate a case, in the plan's order."""
+    tried, trace_s, replay_s = _pilot(ready, budget_s)
+    cores = usable_cores()
+    found, traced = [], set()
+    for case in ready.cases:
+        key = _program(case, ready)
+        memory, step_s, status = tried.get(key, (None, None, ""))
+        if case.engine == "local":
+            time_s = None if step_s is None else _measuring_s(step_s)
+        else:
+            time_s = (replay_s + (0.0 if key in traced else trace_s)) / cores if trace_s else None
+            traced.add(key)
+        found.append(Estimate(case, time_s, memory, status))
+    return found
+
+
+def _pilot(ready: Plan, budget_s: float) -> tuple[dict, float, float]:
+    """Memory, step time and status of the programs tried; time of a trace with its replay, and of a replay alone."""
+    tried: dict[tuple, tuple[float | None, float | None, str]] = {}
+    spent: list[float] = []
+    replay_s = 0.0
+    started = perf_counter()
+    for case in ready.cases:
+        key = _program(case, ready)
+        if key in tried:
+            continue
+        if spent and perf_counter() - started > budget_s:
+            break
+        rows, once_s = _simulated([case], ready)
+        if len(spent) == 1:
+            replay_s = max(0.0, _simulated([case, case], ready)[1] - once_s)
+        spent.append(once_s)
+        values = {row.metric: row.value for row in rows if not row.detail}
+        status = next((row.status for row in rows if row.status != "passed"), "passed")
+        tried[key] = (values.get("peak_memory"), values.get("step_time"), status)
+    later = spent[1:] or spent  # the first one also imports
+    return tried, sum(later) / len(later) if later else 0.0, replay_s
+
+
+def _simulated(cases: Sequence[Case], ready: Plan) -> tuple[list[Row], float]:
+    """Rows of the last of `cases`, and how long all took."""
+    from moebench.sim.engine import run_cases
+
+    begun = perf_counter()
+    rows: list[Row] = []
+    for part in run_cases(cases, ready.topologies, ready.suite, 1):
+        rows = part
+    return rows, perf_counter() - begun
+
+
+def _program(case: Case, ready: Plan) -> tuple:
+    return (case.system, case.workload, ready.topologies[case.topology].ranks, case.conventions)
+
+
+def _measuring_s(step_s: float) -> float:
+    from moebench.local.engine import BLOCKS, PROCESSES
+
+    return PROCESSES * (PROCESS_START_S + 2 * BLOCKS * step_s)
+
+
+def total_s(found: Sequence[Estimate]) -> float | None:
+    """Expected time of the whole run; None where nothing is known."""
+    known = [e.time_s for e in found if e.time_s is not None]
+    return sum(known) * len(found) / len(known) if known else None

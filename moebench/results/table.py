@@ -1,0 +1,45 @@
+"""Result rows as a pandas frame: one row a value, one column a field of Row."""
+
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moebench.results import lines
+from moebench.results.rows import Row
+from moebench.results.store import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = tuple(f.name for f in fields(Row))
+_CATEGORIES = ("suite", "experiment", "system", "gate", "topology", "size", "hardware", "metric", "unit", "engine")
+
+
+def table(folder: RunFolder, *metrics: str) -> "pd.DataFrame":
+    """The rows of a run's whole cases; of the given metrics, or all. `draws` holds arrays, NaN where out of memory."""
+    return _frame(item for _, item in lines.objects(folder.results, metrics))
+
+
+def table_of(rows: Iterable[Row]) -> "pd.DataFrame":
+    """Rows in memory, as the same frame."""
+    return _frame(vars(row) for row in rows)
+
+
+def _frame(items: Iterable[dict[str, Any]]) -> "pd.DataFrame":
+    import pandas as pd
+
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(Row)}
+    defaults = {name: None if default is MISSING else default for name, default in defaults.items()}
+    for item in items:
+        for name, column in columns.items():
+            column.append(item.get(name, defaults[name]))
+    columns["draws"] = [np.array([np.nan if v is None else v for v in draws]) for draws in columns["draws"]]
+    columns["unit"] = [unit or "" for unit in columns["unit"]]
+    frame = pd.DataFrame(columns)
+    for name in ("value", "low", "high"):
+        frame[name] = frame[name].astype("float64")
+    frame["sample"] = frame["sample"].astype("Int64")
+    return frame.astype(dict.fromkeys(_CATEGORIES, "category"))

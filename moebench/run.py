@@ -1,0 +1,231 @@
+"""Runs a plan: correctness first, then each engine on its cases, rows written as they come.
+
+Whatever ends a run early (Ctrl-C, a full disk, a dead process), the run folder holds every case that was done, and
+`resume` finds the rest.
+"""
+
+import inspect
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from moebench.case import Case
+from moebench.environment import environment, usable_cores
+from moebench.plan import Filters, Machines, plan, quickened
+from moebench.results.rows import Row, row_of
+from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
+from moebench.workloads.errors import InputError
+from moebench.workloads.machine import Topology
+from moebench.workloads.suite import Suite
+
+ENGINES = {"sim": "moebench.sim.engine", "local": "moebench.local.engine"}
+LEAST_FREE_BYTES = 1 << 20
+
+Engine = Callable[..., Iterator[list[Row]]]
+Check = Callable[..., Any]
+
+
+class Watch(Protocol):
+    """Who follows a run: the progress bar, or a test."""
+
+    def phase(self, title: str, total: int) -> None:
+        """A phase of `total` steps begins."""
+
+    def step(self, name: str) -> None:
+        """One step of it is done."""
+
+
+@dataclass
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        cases: in all; done: with rows, earlier sessions of a resumed run included.
+        statuses: of this session's cases; reasons: one example each of those that have no number.
+    """
+
+    cases: int
+    done: int = 0
+    interrupted: bool = False
+    statuses: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def count(self, rows: Sequence[Row]) -> None:
+        """Take the rows of one more case into account."""
+        self.done += 1
+        status = next((row.status for row in rows if row.status != "passed"), "passed")
+        self.statuses[status] += 1
+        reason = next((row.reason for row in rows if row.status != "passed"), "")
+        if reason:
+            self.reasons.setdefault(status, f"{rows[0].case}: {reason}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that `execute` needs: the folder, all cases of the run, the machines they name."""
+
+    folder: RunFolder
+    cases: Sequence[Case]
+    topologies: Mapping[str, Topology]
+
+    @property
+    def suite(self) -> Suite:
+        """The suite of the run."""
+        return self.folder.suite
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do, before anything is written: the suite and the filters as they will be recorded."""
+
+    suite: Suite
+    filters: Filters
+    engine: str
+    cases: Sequence[Case]
+    topologies: Mapping[str, Topology]
+
+
+def prepare(suite: Suite, filters: Filters, engine: str = "auto") -> Plan:
+    """Plan a run; writes nothing.
+
+    Raises:
+        InputError: suite and filters don't fit.
+    """
+    if filters.quick:
+        suite = quickened(suite)
+    machines = Machines(filters.overrides)
+    cases = plan(suite, filters, engine, machines)
+    topologies = {name: machines(name) for name in dict.fromkeys(case.topology for case in cases)}
+    # The record names the user's own topologies as its copies are named, so that resuming needs no file.
+    own = {name for e in suite.experiments for size in e.sizes for gpu in e.node_types
+           for name in (size, gpu, f"{size}-{gpu}")}
+    asked = tuple(name if name in own else machines(name).name for name in filters.topologies)
+    return Plan(suite, replace(filters, topologies=asked), engine, cases, topologies)
+
+
+def begin(ready: Plan, out: Path | None = None) -> Job:
+    """Make the folder of a planned run."""
+    path = out or default_folder(ready.suite.name)
+    _refuse_full_disk(path)
+    record = new_record(
+        ready.suite,
+        ready.filters,
+        ready.engine,
+        ready.topologies.values(),
+        environment(seed=ready.suite.seed),
+        len(ready.cases),
+    )
+    return Job(RunFolder.create(path, record), ready.cases, ready.topologies)
+
+
+def resume(path: Path) -> Job:
+    """Take up an interrupted run, with the suite and the machines that its folder states.
+
+    Raises:
+        InputError: no run there, or one of an unknown schema.
+    """
+    folder = RunFolder.open(path)
+    topologies = folder.topologies
+
+    def find(name: str) -> Topology:
+        if name not in topologies:
+            raise InputError(f"{path}: the run's file has no topology {name!r}")
+        return topologies[name]
+
+    cases = plan(folder.suite, folder.filters, folder.record["engine"], Machines(load=find))
+    return Job(folder, cases, topologies)
+
+
+def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None = None) -> Outcome:
+    """Run every case that has no rows yet.
+
+    Args:
+        jobs: processes an engine may use; default the usable cores.
+        check: the correctness gate; default moebench.correctness.check.
+
+    Raises:
+        StorageError: rows can't be written; those of earlier cases are safe.
+    """
+    done = job.folder.done()
+    left = [case for case in job.cases if case.hash not in done]
+    outcome = Outcome(cases=len(job.cases), done=len(job.cases) - len(left))
+    try:
+        with job.folder.writing() as append:
+
+            def keep(rows: list[Row]) -> None:
+                append(rows)
+                outcome.count(rows)
+
+            left = _correct_cases(left, job, watch, keep, check)
+            for name in dict.fromkeys(case.engine for case in left):
+                own = [case for case in left if case.engine == name]
+                watch.phase(f"engine {name}", len(own))
+                for rows in _run_engine(name, own, job, jobs or usable_cores()):
+                    keep(rows)
+                    watch.step(rows[0].case)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+        return outcome
+    except StorageError as error:
+        raise StorageError(
+            f"{error}; {outcome.done} of {outcome.cases} cases are safe there, "
+            f"and `moebench run --resume {job.folder.path}` continues"
+        ) from error
+    job.folder.finish()
+    return outcome
+
+
+def _correct_cases(
+    cases: list[Case], job: Job, watch: Watch, keep: Callable[[list[Row]], None], check: Check | None
+) -> list[Case]:
+    """The cases whose system passes the check instance; the others get a row that says why they have no number."""
+    if check is None:
+        from moebench.correctness import check
+    by_instance: dict[tuple[Any, ...], list[Case]] = {}
+    for case in cases:
+        instance = (case.system, case.workload.gate, case.workload.dtype, case.conventions)
+        by_instance.setdefault(instance, []).append(case)
+    watch.phase("correctness", len(by_instance))
+    passed = set()
+    for instance, own in by_instance.items():
+        status = check(*instance)
+        watch.step(" ".join((own[0].system, own[0].workload.gate.label)))
+        if status.status == "passed":
+            passed.update(case.hash for case in own)
+            continue
+        for case in own:
+            hardware = job.topologies[case.topology].hardware.name
+            row = row_of(case, hardware, "step_time", "s", None, status=status.status, reason=status.reason)
+            keep([row])
+    return [case for case in cases if case.hash in passed]
+
+
+def _run_engine(name: str, cases: Sequence[Case], job: Job, jobs: int) -> Iterator[list[Row]]:
+    """The rows of one case at a time; a full disk met by the engine itself (traces) is the same clear error."""
+    run_cases: Engine = import_module(ENGINES[name]).run_cases
+    extra = {"traces": job.folder.traces} if "traces" in inspect.signature(run_cases).parameters else {}
+    missing = {case.hash: case.name for case in cases}
+    with closing(run_cases(cases, job.topologies, job.suite, jobs, **extra)) as results:
+        while True:
+            with storage(job.folder.path, DISK_ERRORS):
+                rows = next(results, None)
+            if rows is None:
+                break
+            missing.pop(rows[0].case_hash, None)
+            yield rows
+    if missing:
+        example = next(iter(missing.values()))
+        raise RuntimeError(f"engine {name} gave no rows for {len(missing)} cases, such as {example}")
+
+
+def _refuse_full_disk(path: Path) -> None:
+    """A disk that is full before the start is an error before anything is written."""
+    place = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    if free < LEAST_FREE_BYTES:
+        raise StorageError(f"{path}: can't write: {free} bytes are free on that disk")
