@@ -11,9 +11,10 @@ def check_tensor(name: str, tensor: Tensor, dims: str, kind: str = "floating-poi
         kind: `floating-point` or `int64`.
     """
     right_dtype = tensor.dtype.is_floating_point if kind == "floating-point" else tensor.dtype == torch.int64
+    article = "an" if kind == "int64" else "a"
     if not right_dtype or tensor.dim() != len(dims):
         got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        raise ValueError(f"{name} must be a {kind} tensor [{', '.join(dims)}]; got {got}")
+        raise ValueError(f"{name} must be {article} {kind} tensor [{', '.join(dims)}]; got {got}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], why: str) -> None:

@@ -7,7 +7,7 @@ so the operator takes k passes of a first maximum instead, which is also faster 
 import torch
 from torch import Tensor
 
-from moebench.kernels.checks import check_at_least, check_tensor
+from moebench.kernels.checks import check_tensor
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
 
@@ -22,16 +22,13 @@ def topk_gate(logits_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         ValueError: logits that are not a floating-point matrix, or top_k outside 1..E.
     """
-    check_tensor("logits", logits_TE, "TE")
-    if not 1 <= top_k <= logits_TE.shape[1]:
-        raise ValueError(f"top_k must be between 1 and the {logits_TE.shape[1]} experts; got {top_k}")
+    _check(logits_TE, top_k)
     return _topk_gate(logits_TE, top_k)
 
 
 def topk_gate_reference(logits_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The definition: sort each token's probabilities, larger first, then lower expert id first."""
-    check_tensor("logits", logits_TE, "TE")
-    check_at_least("top_k", top_k, 1)
+    _check(logits_TE, top_k)
     exponentials_TE = (logits_TE - logits_TE.detach().amax(1, keepdim=True)).exp()
     probs_TE = exponentials_TE / exponentials_TE.sum(1, keepdim=True)
     chosen = [
@@ -40,6 +37,12 @@ def topk_gate_reference(logits_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor, 
     ]
     experts_TK = torch.tensor(chosen, dtype=torch.int64, device=logits_TE.device).reshape(-1, top_k)
     return probs_TE, probs_TE.gather(1, experts_TK), experts_TK
+
+
+def _check(logits_TE: Tensor, top_k: int) -> None:
+    check_tensor("logits", logits_TE, "TE")
+    if not 1 <= top_k <= logits_TE.shape[1]:
+        raise ValueError(f"top_k must be between 1 and the {logits_TE.shape[1]} experts; got {top_k}")
 
 
 def _torch_topk_gate(logits_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:

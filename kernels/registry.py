@@ -1,0 +1,66 @@
+"""What kernels there are and which implementations of each, for listing them and for running them side by side.
+
+A kernel's file holds its implementations: `reference`, a few obviously right lines, and `torch`, what the systems call.
+A faster one for a device is registered with the operator in that file and named here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moebench.kernels.assign_slots import assign_slots, assign_slots_reference
+from moebench.kernels.attention import attention, attention_reference
+from moebench.kernels.expert_ffn import expert_ffn_batched, expert_ffn_loop, expert_ffn_reference
+from moebench.kernels.permute import permute, permute_reference, unpermute, unpermute_reference
+from moebench.kernels.topk_gate import topk_gate, topk_gate_reference
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel by name.
+
+    Attributes:
+        formula: what it computes, in one line.
+        implementations: name -> function; all take the same arguments.
+    """
+
+    name: str
+    formula: str
+    implementations: Mapping[str, Callable[..., Any]]
+
+
+KERNELS: Mapping[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel(
+            "topk_gate",
+            "p = softmax(logits); the k largest p and their experts, ties to the lowest id",
+            {"reference": topk_gate_reference, "torch": topk_gate},
+        ),
+        Kernel(
+            "assign_slots",
+            "position of a route = routes of the same expert that arrived before it",
+            {"reference": assign_slots_reference, "torch": assign_slots},
+        ),
+        Kernel(
+            "permute",
+            "out[rows[t, k]] = x[t]; other rows 0",
+            {"reference": permute_reference, "torch": permute},
+        ),
+        Kernel(
+            "unpermute",
+            "out[t] = sum over k of weights[t, k] * y[rows[t, k]]",
+            {"reference": unpermute_reference, "torch": unpermute},
+        ),
+        Kernel(
+            "expert_ffn",
+            "y = act(x w1) w2, or (silu(x w1) * (x w3)) w2, for each expert",
+            {"reference": expert_ffn_reference, "torch": expert_ffn_batched, "torch-loop": expert_ffn_loop},
+        ),
+        Kernel(
+            "attention",
+            "softmax(scale * q k^T) v for each head",
+            {"reference": attention_reference, "torch": attention},
+        ),
+    )
+}

@@ -1,0 +1,116 @@
+"""Top-k gating against its definition, its ties, its gradient, its cost."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebench.kernels.cost import declared_cost
+from moebench.kernels.topk_gate import topk_gate, topk_gate_reference
+from tests.kernels.support import assert_matches, assert_same_operators, random
+
+
+@given(tokens=st.integers(0, 9), experts=st.integers(1, 7), data=st.data())
+def test_equals_the_definition(tokens, experts, data):
+    """Probabilities, weights, ids and the logits' gradient are those of the naive loop, in float64."""
+    top_k = data.draw(st.integers(1, experts))
+    logits = random(tokens, experts)
+    assert_matches(lambda x: topk_gate(x, top_k), lambda x: topk_gate_reference(x, top_k), logits)
+
+
+@given(levels=st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), max_size=8), top_k=st.integers(1, 6))
+def test_ties_go_to_the_lowest_id(levels, top_k):
+    """Among equal logits the lower expert id comes first, for every k."""
+    logits = torch.tensor(levels, dtype=torch.float32).reshape(-1, 6)
+    expected = [sorted(range(6), key=lambda expert, row=row: (-row[expert], expert))[:top_k] for row in levels]
+    assert topk_gate(logits, top_k)[2].tolist() == expected
+
+
+def test_ties_at_zero_probability_are_still_distinct_experts():
+    """Logits so low that their probability underflows to 0 are chosen in order of id, never twice."""
+    logits = torch.tensor([[0.0, -1e4, -1e4, -1e4]])
+    assert topk_gate(logits, 4)[2].tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("through", ["probs", "weights", "both"])
+def test_gradient_through_either_output(through, top_k):
+    """The backward is right when only one of the two differentiable outputs is used."""
+    logits = random(5, 4)
+    pick = {"probs": lambda out: out[0], "weights": lambda out: out[1], "both": lambda out: out[:2]}[through]
+    assert torch.autograd.gradcheck(lambda x: pick(topk_gate(x, top_k)), (logits,))
+
+
+def test_non_contiguous_logits_and_gradients():
+    """Transposed logits and expanded upstream gradients give the same result as contiguous ones."""
+    logits = random(4, 6).t()
+    probs, weights, _ = topk_gate(logits, 2)
+    expanded = torch.tensor(0.5, dtype=torch.float64).expand(6, 4), torch.randn(2, 6, dtype=torch.float64).t()
+    got = torch.autograd.grad((probs, weights), logits, expanded)[0]
+    dense = logits.detach().contiguous().requires_grad_()
+    probs, weights, _ = topk_gate(dense, 2)
+    expected = torch.autograd.grad((probs, weights), dense, [g.contiguous() for g in expanded])[0]
+    torch.testing.assert_close(got, expected)
+
+
+def test_unused_outputs_give_no_gradient():
+    """A gate whose outputs reach no loss leaves the logits' gradient at None."""
+    logits = random(3, 4)
+    topk_gate(logits, 2)
+    other = random(1)
+    other.sum().backward()
+    assert logits.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_outputs_keep_the_dtype_of_the_logits(dtype):
+    """Softmax is taken in the gate's dtype, whatever it is."""
+    probs, weights, experts = topk_gate(torch.randn(6, 4, dtype=dtype), 2)
+    assert (probs.dtype, weights.dtype, experts.dtype) == (dtype, dtype, torch.int64)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_is_one_operator_each_way(top_k):
+    """CPU and meta run the same operators, one in each direction."""
+    assert_same_operators(lambda x: topk_gate(x, top_k)[:2], random(8, 5))
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_passes_opcheck(top_k):
+    """torch's own checks of schema, fake implementation, autograd registration and tracing pass."""
+    torch.library.opcheck(torch.ops.moebench.topk_gate.default, (random(6, 4), top_k))
+    probs, weights, experts = topk_gate(random(6, 4, grad=False), top_k)
+    backward = torch.ops.moebench.topk_gate_backward.default
+    torch.library.opcheck(backward, (None, weights, probs, experts))
+    torch.library.opcheck(backward, (probs, None, probs, experts))
+
+
+def test_cost_is_its_closed_form():
+    """Logits in, probabilities out; with k weights and ids a token; backward: what there is in, one matrix out."""
+    tokens, experts, top_k = 100, 16, 2
+    logits = torch.empty(tokens, experts, device="meta", requires_grad=True)
+    out = topk_gate(logits, top_k)
+    cost = declared_cost("moebench::topk_gate")(out, logits, top_k)
+    assert (cost.bytes_read, cost.bytes_written) == (4 * tokens * experts, 4 * tokens * experts + 12 * tokens * top_k)
+    backward = declared_cost("moebench::topk_gate_backward")
+    cost = backward(logits, None, out[1], out[0], out[2])
+    assert (cost.bytes_read, cost.bytes_written) == (4 * tokens * experts + 12 * tokens * top_k, 4 * tokens * experts)
+    cost = backward(logits, out[0], None, out[0], out[2])
+    assert (cost.bytes_read, cost.bytes_written) == (8 * tokens * experts, 4 * tokens * experts)
+    assert cost.kind == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("logits", "top_k", "message"),
+    [
+        (torch.zeros(3, 4), 5, "top_k must be between 1 and the 4 experts; got 5"),
+        (torch.zeros(3, 4), 0, "top_k must be between 1 and the 4 experts; got 0"),
+        (torch.zeros(3, 4, dtype=torch.int64), 1, "logits must be a floating-point tensor"),
+        (torch.zeros(4), 1, r"logits must be a floating-point tensor \[T, E\]; got float32 \[4\]"),
+    ],
+)
+@pytest.mark.parametrize("function", [topk_gate, topk_gate_reference])
+def test_bad_input(function, logits, top_k, message):
+    """What has no meaning raises one clear ValueError."""
+    with pytest.raises(ValueError, match=message):
+        function(logits, top_k)
