@@ -12,20 +12,27 @@ from moebench.trace.errors import UnknownOperator
 
 # Names without the trailing underscore of in-place forms and without the `_foreach_` prefix.
 _NAMES = {
-    "product": "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear _grouped_mm _scaled_mm convolution",
-    "view": "_unsafe_view _reshape_alias lift detach alias set view_as",
-    "allocation": "empty empty_like new_empty empty_strided new_empty_strided resize",
-    "fill": "zeros zeros_like new_zeros zero ones ones_like new_ones full full_like new_full fill arange linspace eye "
-    "scalar_tensor rand rand_like randn randn_like randint randint_like randperm uniform normal exponential random",
-    "copy": "clone copy cat stack flip roll repeat constant_pad_nd slice_backward select_backward slice_scatter "
-    "select_scatter diagonal_backward as_strided_scatter repeat_interleave unfold_backward",
-    "pointwise": "_to_copy masked_fill tril triu where bernoulli lerp addcmul addcdiv clamp norm_scalar "
-    "threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward softplus_backward "
-    "leaky_relu_backward hardtanh_backward elu_backward logit_backward native_dropout_backward addr isin",
+    "product": "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear _grouped_mm _scaled_mm _int_mm _addmm_activation "
+    "convolution linear_backward matmul_backward",
+    "view": "_unsafe_view _reshape_alias lift alias set view_as unsafe_split unsafe_split_with_sizes",
+    "allocation": "empty empty_like new_empty empty_strided new_empty_strided empty_permuted resize resize_as",
+    "fill": "zeros zeros_like new_zeros zero ones ones_like new_ones full full_like new_full fill arange linspace "
+    "logspace eye scalar_tensor rand rand_like randn randn_like randint randint_like randperm uniform normal "
+    "exponential random geometric cauchy log_normal tril_indices triu_indices",
+    "copy": "clone copy cat stack _stack flip roll repeat constant_pad_nd slice_backward select_backward "
+    "slice_scatter select_scatter diagonal_scatter diagonal_backward as_strided_scatter unfold_backward diag_embed "
+    "block_diag pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im",
+    "pointwise": "_to_copy masked_fill tril triu where bernoulli lerp addcmul addcdiv clamp threshold_backward "
+    "gelu_backward silu_backward sigmoid_backward tanh_backward softplus_backward leaky_relu_backward "
+    "hardtanh_backward elu_backward logit_backward hardswish hardswish_backward hardsigmoid_backward "
+    "hardshrink_backward softshrink_backward glu glu_backward log_sigmoid_forward log_sigmoid_backward rsub "
+    "floor_divide addr isin complex polar mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss "
+    "smooth_l1_loss_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits",
     "reduction": "sum mean amax amin max min argmax argmin all any prod norm var std var_mean std_mean logsumexp "
-    "linalg_vector_norm count_nonzero aminmax native_layer_norm native_layer_norm_backward native_group_norm "
-    "_fused_rms_norm _fused_rms_norm_backward nll_loss_forward mse_loss",
-    "softmax": "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
+    "linalg_vector_norm count_nonzero aminmax median nanmedian mode trace dist native_layer_norm "
+    "native_layer_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward "
+    "nll_loss_forward mse_loss",
+    "softmax": "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax",
     "scan": "cumsum cumprod cummax cummin logcumsumexp",
     "gather": "gather index_select embedding index take _unsafe_index",
     "scatter": "scatter scatter_add scatter_reduce index_add index_copy index_put _index_put_impl _unsafe_index_put "
@@ -68,6 +75,8 @@ def _kind_by_torch(operator: OpOverload) -> str | None:
         return "pointwise"
     if hasattr(torch.Tag, "reduction") and torch.Tag.reduction in tags:
         return "reduction"
+    if operator._schema.name.endswith("_copy"):
+        return "copy"
     if operator._schema.name.endswith("_"):
         return _kind_of_functional_form(operator)
     return None
