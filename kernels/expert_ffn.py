@@ -100,7 +100,8 @@ def expert_ffn_reference(
 
 def _one_by_one(xs: Sequence[Tensor], w1: Weights, w2: Weights, w3: Weights | None, activation: str) -> list[Tensor]:
     third = [None] * len(xs) if w3 is None else _each(w3)
-    return [_ffn(torch.mm, x, *weights, activation) for x, *weights in zip(xs, _each(w1), _each(w2), third)]
+    experts = zip(xs, _each(w1), _each(w2), third)
+    return [_ffn(torch.mm, x_ND, a_DF, b_FD, c_DF, activation) for x_ND, a_DF, b_FD, c_DF in experts]
 
 
 def _each(weights: Weights) -> Sequence[Tensor]:
@@ -136,10 +137,14 @@ def _check_weights(x: Tensor, w1: Weights, w2: Weights, w3: Weights | None, acti
 
 
 def _check_weight(name: str, weights: Weights, dtype: torch.dtype, shape: tuple[int, int], experts: int) -> None:
-    stacked = isinstance(weights, Tensor)
-    if not stacked and len(weights) != experts:
-        raise ValueError(f"{name} needs one entry for each of the {experts} experts; got {len(weights)}")
-    for weight in (weights,) if stacked else weights:
-        check_shape(name, weight, (experts, *shape) if stacked else shape, "x, w1 and the experts")
+    if isinstance(weights, Tensor):
+        tensors: Sequence[Tensor] = (weights,)
+        expected: tuple[int, ...] = (experts, *shape)
+    else:
+        tensors, expected = weights, shape
+        if len(weights) != experts:
+            raise ValueError(f"{name} needs one entry for each of the {experts} experts; got {len(weights)}")
+    for weight in tensors:
+        check_shape(name, weight, expected, "x, w1 and the experts")
         if weight.dtype != dtype:
             raise ValueError(f"{name} is {weight.dtype}, x is {dtype}; cast one of them first")

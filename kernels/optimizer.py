@@ -69,15 +69,15 @@ class AdamW:
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        chosen = [i for i, param in enumerate(self.params) if param.grad is not None]
-        if not chosen:
+        gradients = {i: param.grad for i, param in enumerate(self.params) if param.grad is not None}
+        if not gradients:
             return
+        chosen, grads = list(gradients), list(gradients.values())
         for i in chosen:
             self.steps[i] += 1
         params, averages, squares = (
             [tensors[i] for i in chosen] for tensors in (self.params, self.averages, self.squares)
         )
-        grads = [param.grad for param in params]
         steps = [self.steps[i] for i in chosen]
         beta1, beta2 = self.betas
         torch._foreach_mul_(params, 1 - self.lr * self.weight_decay)
@@ -91,8 +91,8 @@ class AdamW:
 
 
 def _with_gradients(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    chosen = [param for param in params if param.grad is not None]
-    return chosen, [param.grad for param in chosen]
+    pairs = [(param, param.grad) for param in params if param.grad is not None]
+    return [param for param, _ in pairs], [grad for _, grad in pairs]
 
 
 def _check_non_negative(**values: float) -> None:

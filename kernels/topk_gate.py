@@ -31,10 +31,10 @@ def topk_gate_reference(logits_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor, 
     _check(logits_TE, top_k)
     exponentials_TE = (logits_TE - logits_TE.detach().amax(1, keepdim=True)).exp()
     probs_TE = exponentials_TE / exponentials_TE.sum(1, keepdim=True)
-    chosen = [
-        sorted(range(len(row)), key=lambda expert, row=row: (-row[expert], expert))[:top_k]
-        for row in probs_TE.detach().tolist()
-    ]
+    chosen = []
+    for row in probs_TE.detach().tolist():
+        ranked = sorted((-probability, expert) for expert, probability in enumerate(row))
+        chosen.append([expert for _, expert in ranked[:top_k]])
     experts_TK = torch.tensor(chosen, dtype=torch.int64, device=logits_TE.device).reshape(-1, top_k)
     return probs_TE, probs_TE.gather(1, experts_TK), experts_TK
 
