@@ -116,7 +116,7 @@ class Machine:
         else:
             work = np.array([op.flops for op in group], dtype=float)
             rate = self._vector_rate(dtype) if work.any() else np.ones(1)
-            moved = moved / self._memory_share(kind, moved)
+            moved = moved / self.memory_share(kind, moved)
             bandwidth = bandwidth * self.value(f"gpu.efficiency.{kind}", 1.0)
             fixed = self.value("gpu.kernel.fixed")
         each = np.ones(self.draws)
@@ -131,13 +131,19 @@ class Machine:
             issue[i] = rows[_issue_parameter(op)]
         return issue
 
+    def compute_share(self, dtype: str) -> np.ndarray:
+        """Share of the peak rate in products: the dtype's own where it is given."""
+        own = f"gpu.product.compute_share.{dtype}"
+        return self.value(own if own in self.values else "gpu.product.compute_share")
+
     def _vector_rate(self, dtype: str) -> np.ndarray:
         """FLOP/s outside matrix units: fp32's, whatever the narrower dtype."""
         name = "gpu.peak.fp64" if dtype == "fp64" and "gpu.peak.fp64" in self.values else "gpu.peak.fp32"
         return self.value(name)
 
-    def _memory_share(self, kind: str, moved: np.ndarray) -> np.ndarray:
-        curve = self.hardware.curves.get(kind)
+    def memory_share(self, kind: str, moved: np.ndarray) -> np.ndarray:
+        """Share of memory bandwidth that an operator of this kind reaches, by bytes: its own curve, else `memory`'s."""
+        curve = self.hardware.curves.get(kind, self.hardware.curves.get("memory"))
         return share_at(curve, moved) if curve else np.ones(1)
 
     def _product_work(self, group: Sequence[Op], dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -152,15 +158,18 @@ class Machine:
         if curve:
             work = flops / share_at(curve, flops)
         else:
-            rate = rate * self.value("gpu.product.compute_share")
+            rate = rate * self.compute_share(dtype)
             sms = round(float(self.value("gpu.sms", 0.0)[0]))
             work = tiled_flops(products, sms) if sms and products else flops
         return np.bincount(owner, weights=work, minlength=len(group)), rate
 
 
 def share_at(curve: Curve, size: np.ndarray) -> np.ndarray:
-    """The curve's share at each size: linear in the logarithm of the size, flat outside."""
-    return np.interp(np.log(np.maximum(size, 1.0)), np.log(curve.at), curve.share)
+    """The curve's share at each size: a straight line between points in logarithms of both, flat outside.
+
+    Geometric rather than linear in the share: between two measured points more work then never takes less time.
+    """
+    return np.exp(np.interp(np.log(np.maximum(size, 1.0)), np.log(curve.at), np.log(curve.share)))
 
 
 def tiled_flops(products: Sequence[Product], sms: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.program import Collective
-from moebench.sim.cost import Machine, share_at
+from moebench.sim.cost import Machine
 from moebench.sim.loads import Load, Rows, TierUse, loads
 from moebench.workloads.machine import Topology
 
@@ -101,6 +101,5 @@ def _copy_s(own_bytes: float, machine: Machine) -> np.ndarray:
     if not own_bytes:
         return np.zeros(1)
     moved = np.array([2.0 * own_bytes])
-    curve = machine.hardware.curves.get("copy")
-    share = share_at(curve, moved)[0] if curve else 1.0
-    return moved / share / (machine.value("gpu.memory.bandwidth") * machine.value("gpu.efficiency.copy", 1.0))
+    bandwidth = machine.value("gpu.memory.bandwidth") * machine.value("gpu.efficiency.copy", 1.0)
+    return moved / machine.memory_share("copy", moved) / bandwidth
