@@ -188,12 +188,13 @@ def _correct_cases(
         from moebench.correctness import check
     by_instance: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
-        instance = (case.system, case.workload.gate, case.workload.dtype, case.conventions)
+        layer = case.workload
+        instance = (case.system, layer.gate, layer.dtype, case.conventions, layer.activation)
         by_instance.setdefault(instance, []).append(case)
     watch.phase("correctness", len(by_instance))
     passed = set()
     for instance, own in by_instance.items():
-        status = check(*instance)
+        status = check(*instance[:-1], activation=instance[-1])
         watch.step(" ".join((own[0].system, own[0].workload.gate.label)))
         if status.status == "passed":
             passed.update(case.hash for case in own)

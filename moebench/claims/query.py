@@ -136,6 +136,8 @@ def _systems(claim: Claim, times: StepTimes) -> list[str]:
         unbuilt = [name for name in absent if name not in built]
         if unbuilt:
             raise CantAnswer(f"needs {', '.join(unbuilt)}, not built yet")
+        if not times.systems:
+            raise CantAnswer(f"no results yet: moebench run --suite {claim.paper}")
         raise CantAnswer(f"needs {', '.join(absent)}, not part of this run")
     return needed
 

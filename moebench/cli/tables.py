@@ -11,6 +11,9 @@ from moebench.claims import verdict as v
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantity, reported
 
+PIPE_WIDTH = 160  # columns where there is no terminal
+LEAST_WIDTH = 120  # of a terminal that shows the reasons inside the table; below it they follow
+
 SYMBOLS = {
     v.REPRODUCED: "✓",
     v.DIRECTION_ONLY: "≈",
@@ -41,18 +44,25 @@ def print_scores(scores: Sequence[Score]) -> None:
     from rich.text import Text
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    wide = console.width >= LEAST_WIDTH
     symbols = SYMBOLS if (console.encoding or "").lower().startswith("utf") else {}
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=console.is_terminal)
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for title, justify in (("claim", "left"), ("reported", "right"), ("obtained", "right"), ("5-95 %", "right")):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("verdict", no_wrap=True)
-    table.add_column("why", ratio=1, min_width=30)
+    if wide:
+        table.add_column("why", overflow="fold")
     for score in scores:
         word = f"{symbols.get(score.verdict, '')} {score.verdict}".strip()
         obtained = "" if score.obtained is None else quantity(score.claim, score.obtained)
         verdict = Text(word, _COLOURS[score.verdict])
-        table.add_row(score.claim.id, reported(score.claim), obtained, _interval(score), verdict, score.why)
+        cells = [score.claim.id, reported(score.claim), obtained, _interval(score), verdict]
+        table.add_row(*cells, *([score.why] if wide else []))
     console.print(table)
+    for score in [] if wide else scores:
+        console.print(f"{score.claim.id}: {score.why}", highlight=False)
     counts = summary(scores)
     console.print(
         f"{counts['reproduced']} of {counts['judged']} judged claims reproduced "

@@ -1,0 +1,28 @@
+"""The harness under test runs on a fake engine: no trace, no replay, seconds for a whole suite."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.moebench import fake_engine
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Replace the engines, the correctness check and the report by fakes; returns the fake engine's module."""
+    monkeypatch.setattr("moebench.run.ENGINES", {"sim": fake_engine.__name__, "local": fake_engine.__name__})
+    monkeypatch.setitem(sys.modules, "moebench.correctness", SimpleNamespace(check=fake_engine.check))
+    monkeypatch.setitem(sys.modules, "moebench.report.html", SimpleNamespace(write_report=_write_report))
+    return fake_engine
+
+
+def _write_report(folder, path):
+    path.write_text(f"<html>{folder.suite.name}</html>")
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

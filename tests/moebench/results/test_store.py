@@ -1,0 +1,207 @@
+"""A run folder keeps every whole case, whatever happens to the process or the disk."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from moebench.plan import Filters
+from moebench.results import store
+from moebench.results.store import RunFolder, StorageError, default_folder, new_record
+from moebench.run import begin, prepare
+from moebench.workloads.errors import InputError
+from moebench.workloads.load import load_suite
+from tests.moebench import fake_engine
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A run of a few cases, without rows yet."""
+    return begin(prepare(load_suite("smoke"), Filters(gates=("switch",), topologies=("1x2",))), tmp_path / "run")
+
+
+def rows(job, index):
+    case = job.cases[index]
+    return fake_engine.rows_of(case, job.topologies[case.topology], job.suite)
+
+
+def test_a_run_reads_back_as_it_was_written(job):
+    """Suite, filters, machines and rows are the same after opening the folder again."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+        append(rows(job, 1))
+    again = RunFolder.open(job.folder.path)
+    assert again.suite == job.suite
+    assert again.filters == job.folder.filters
+    assert again.topologies == dict(job.topologies)
+    assert again.rows() == [*rows(job, 0), *rows(job, 1)]
+    assert again.done() == {job.cases[0].hash, job.cases[1].hash}
+    assert [row.metric for row in again.rows("launches")] == ["launches", "launches"]
+
+
+def test_a_draw_out_of_memory_is_null_on_disk(job):
+    """JSON has no NaN: such draws are null there and NaN again when read."""
+    case = job.cases[0]
+    with fake_engine.behaving(hungry=case.system, memory_limit=0), job.folder.writing() as append:
+        append(rows(job, 0))
+    text = job.folder.results.read_text()
+    assert "NaN" not in text
+    (row,) = job.folder.rows("step_time")
+    assert row.value is None
+    assert row.status == "out-of-memory"
+    assert all(draw != draw for draw in row.draws)
+    assert len(row.draws) == job.suite.samples + 1
+
+
+@pytest.mark.parametrize("torn", ["{", '{"case": "tiny/sw', "half", "\n", "whole"])
+def test_a_torn_end_is_left_out_and_cut_off(job, torn):
+    """Readers ignore what a dead process left at the end; a resumed run cuts it off."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+    good = job.folder.results.read_bytes()
+    ends = {"half": json.dumps({"schema_version": 1, **rows(job, 1)[0].to_json()}) + "\n"}
+    ends["whole"] = good.decode().splitlines()[0] + "\n"
+    with open(job.folder.results, "a") as file:
+        file.write(ends.get(torn, torn))
+    assert job.folder.rows() == rows(job, 0)
+    assert job.folder.done() == {job.cases[0].hash}
+    with job.folder.writing() as append:
+        append(rows(job, 1))
+    assert job.folder.results.read_bytes().startswith(good)
+    assert job.folder.rows() == [*rows(job, 0), *rows(job, 1)]
+
+
+def test_a_broken_line_in_the_middle_is_an_error_with_its_number(job):
+    """Only the end may be torn; elsewhere the file was damaged, and the error says where."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+    good = job.folder.results.read_text()
+    job.folder.results.write_text("oops\n" + good)
+    with pytest.raises(InputError, match=r"results\.jsonl:1: not a JSON object"):
+        job.folder.rows()
+    job.folder.results.write_text(good.replace('"metric"', '"metrik"'))
+    with pytest.raises(InputError, match=r"results\.jsonl:1: unknown key 'metrik'"):
+        job.folder.rows()
+
+
+def test_an_unknown_schema_is_refused(job):
+    """A folder, or a row, of another version is not guessed at."""
+    file = job.folder.path / "run.json"
+    text = file.read_text()
+    file.write_text(text.replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.raises(InputError, match=r"run\.json: schema_version 99 is unknown; this moebench reads 1"):
+        RunFolder.open(job.folder.path)
+    file.write_text(json.dumps({"suite": {}}))
+    with pytest.raises(InputError, match="schema_version None is unknown"):
+        RunFolder.open(job.folder.path)
+    file.write_text(text)
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+    job.folder.results.write_text(job.folder.results.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(InputError, match=r"results\.jsonl:1: schema_version 2 is unknown"):
+        RunFolder.open(job.folder.path).rows()
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path):
+    """No run.json, or one that is no JSON, says so."""
+    with pytest.raises(InputError, match="no run here"):
+        RunFolder.open(tmp_path / "nothing")
+    (tmp_path / "run.json").write_text('{"schema_version": 1, ')
+    with pytest.raises(InputError, match="not a JSON document"):
+        RunFolder.open(tmp_path)
+
+
+def test_damaged_contents_name_the_key(job):
+    """A run.json whose suite lost a key says which."""
+    file = job.folder.path / "run.json"
+    record = json.loads(file.read_text())
+    del record["suite"]["name"]
+    file.write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"run\.json: suite: .*name"):
+        _ = RunFolder.open(job.folder.path).suite
+
+
+def test_a_full_disk_loses_nothing(job, monkeypatch):
+    """A write that the disk refuses leaves the whole cases before it, and one clear error."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+    good = job.folder.results.read_bytes()
+    real = os.write
+
+    def full(descriptor, data):
+        if len(data) > 10:
+            return real(descriptor, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with job.folder.writing() as append:
+        monkeypatch.setattr(store.os, "write", full)
+        with pytest.raises(StorageError, match="can't write: No space left on device"):
+            append([*rows(job, 1)[:1]])
+        monkeypatch.undo()
+    assert job.folder.results.read_bytes() == good
+
+
+def test_an_unwritable_place_writes_nothing(tmp_path, job):
+    """A folder that can't be made is a StorageError, and no part of it is left behind."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError):
+        RunFolder.create(tmp_path / "file", dict(job.folder.record))
+    with pytest.raises(StorageError, match="can't write"):
+        RunFolder.create(tmp_path / "file" / "run", dict(job.folder.record))
+
+
+def test_a_failed_start_leaves_no_empty_folders(tmp_path, job, monkeypatch):
+    """Where run.json can't be written, the folders made for it are taken away again."""
+
+    def refuse(path, text):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(store, "write_atomically", refuse)
+    with pytest.raises(StorageError, match="Read-only file system"):
+        RunFolder.create(tmp_path / "new" / "deep" / "run", dict(job.folder.record))
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
+    """A reader never sees half a file, and no scratch file stays."""
+    file = tmp_path / "run.json"
+    file.write_text("old")
+    monkeypatch.setattr(store.os, "replace", lambda a, b: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output"):
+        store.write_atomically(file, "new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_two_writers_are_refused(job):
+    """A second process that resumes the same folder is told so."""
+    with job.folder.writing(), pytest.raises(InputError, match="another moebench is writing here"):
+        with RunFolder.open(job.folder.path).writing():
+            pass
+
+
+def test_a_folder_in_use_is_not_overwritten(job):
+    """A new run never lands in a folder that holds one; the error names --resume."""
+    with pytest.raises(InputError, match="--resume"):
+        RunFolder.create(job.folder.path, dict(job.folder.record))
+
+
+def test_default_folders_do_not_collide(in_folder):
+    """Two runs within a second get two folders."""
+    first = default_folder("hetu")
+    first.mkdir(parents=True)
+    assert first.parent.name == "runs"
+    assert first.name.startswith("hetu-")
+    assert default_folder("hetu") != first
+
+
+def test_machines_of_one_name_but_other_numbers_both_survive(job):
+    """Two topologies may hold different hardware of one name; neither replaces the other."""
+    from dataclasses import replace
+
+    first = next(iter(job.topologies.values()))
+    other = replace(first, name="other", hardware=replace(first.hardware, title="another"))
+    record = new_record(job.suite, Filters(), "auto", [first, other], {}, 0)
+    folder = RunFolder(job.folder.path, json.loads(json.dumps(record)))
+    assert folder.topologies == {first.name: first, "other": other}

@@ -1,0 +1,153 @@
+"""A run does correctness first, keeps every row as it comes, and can be stopped and taken up at any case."""
+
+import errno
+from types import SimpleNamespace
+
+import pytest
+
+from moebench.plan import Filters
+from moebench.results.store import RunFolder, StorageError
+from moebench.run import begin, execute, prepare, resume
+from moebench.workloads.errors import InputError
+from moebench.workloads.load import load_suite
+from tests.moebench.fake_engine import Watch, behaving
+
+SWITCH = Filters(gates=("switch",))
+
+
+def start(path, filters=SWITCH):
+    return begin(prepare(load_suite("smoke"), filters), path)
+
+
+def by_case(folder):
+    found = {}
+    for row in folder.rows():
+        found.setdefault(row.case_hash, []).append(row)
+    return found
+
+
+def test_every_case_gets_its_rows(fake, tmp_path):
+    """A finished run holds the rows of each case and says so in run.json."""
+    job = start(tmp_path / "run")
+    watch = Watch()
+    outcome = execute(job, watch)
+    assert outcome.done == outcome.cases == len(job.cases)
+    assert set(by_case(job.folder)) == {case.hash for case in job.cases}
+    folder = RunFolder.open(job.folder.path)
+    assert folder.record["finished"]
+    assert folder.record["environment"]["command"]
+    assert watch.phases == [("correctness", 4), ("engine sim", len(job.cases))]
+    assert len(watch.steps) == 4 + len(job.cases)
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 5])
+def test_ctrl_c_and_resume_end_with_the_same_rows(fake, tmp_path, stop_after):
+    """Stopped after any number of cases and resumed, a run equals one that was never stopped."""
+    whole = start(tmp_path / "whole")
+    execute(whole, Watch())
+    job = start(tmp_path / "stopped")
+    with behaving(stop_after=stop_after, error=KeyboardInterrupt()):
+        outcome = execute(job, Watch())
+    assert outcome.interrupted
+    assert outcome.done == len(job.folder.done()) == stop_after
+    assert not RunFolder.open(job.folder.path).record["finished"]
+    watch = Watch()
+    outcome = execute(resume(job.folder.path), watch)
+    assert outcome.done == outcome.cases
+    assert len(watch.steps) - watch.phases[0][1] == len(job.cases) - stop_after
+    assert by_case(job.folder) == by_case(whole.folder)
+
+
+def test_resuming_a_finished_run_runs_nothing(fake, tmp_path):
+    """There is nothing left to do, and nothing is done."""
+    job = start(tmp_path / "run")
+    execute(job, Watch())
+    before = job.folder.results.read_bytes()
+    with behaving(stop_after=0, error=AssertionError("ran")):
+        execute(resume(job.folder.path), Watch())
+    assert job.folder.results.read_bytes() == before
+
+
+def test_a_resumed_run_uses_the_machines_it_began_with(fake, tmp_path, in_folder):
+    """A user's topology file may be gone when the run goes on: its contents are in run.json."""
+    cluster = in_folder / "mine.toml"
+    cluster.write_text('schema_version = 1\nextends = "titan-rtx"\nnodes = 3\n')
+    job = start(tmp_path / "run", Filters(gates=("switch",), topologies=("mine.toml",), overrides={"nic.latency": "1us"}))
+    cluster.unlink()
+    again = resume(job.folder.path)
+    assert [case.hash for case in again.cases] == [case.hash for case in job.cases]
+    assert dict(again.topologies) == dict(job.topologies)
+    assert next(iter(again.topologies.values())).link_parameters["nic.latency"].value == 1e-6
+
+
+def test_no_number_without_a_passed_check(fake, tmp_path):
+    """A wrong system gets its status and reason in place of a number, and its engine never runs."""
+    job = start(tmp_path / "run")
+
+    def check(system, gate, dtype, conventions, activation):
+        wrong = system == "deepspeed"
+        return SimpleNamespace(status="wrong" if wrong else "passed", reason="outputs differ by 1" if wrong else "")
+
+    outcome = execute(job, Watch(), check=check)
+    found = [row for row in job.folder.rows() if row.system == "deepspeed"]
+    assert len(found) == len([case for case in job.cases if case.system == "deepspeed"])
+    assert {(row.status, row.value, row.reason) for row in found} == {("wrong", None, "outputs differ by 1")}
+    assert outcome.statuses["wrong"] == len(found)
+    assert "outputs differ by 1" in outcome.reasons["wrong"]
+
+
+def test_a_disk_that_fills_up_is_one_clear_error(fake, tmp_path):
+    """The error names the folder and how to go on; the cases before it are kept."""
+    job = start(tmp_path / "run")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with behaving(stop_after=3, error=full), pytest.raises(StorageError) as error:
+        execute(job, Watch())
+    assert "No space left on device; 3 of 24 cases are safe" in str(error.value).replace(str(len(job.cases)), "24")
+    assert f"--resume {job.folder.path}" in str(error.value)
+    assert len(job.folder.done()) == 3
+
+
+def test_other_failures_are_not_taken_for_the_disk(fake, tmp_path):
+    """A fault of an engine is not reported as a full disk."""
+    job = start(tmp_path / "run")
+    with behaving(stop_after=1, error=OSError(errno.ENOENT, "no such thing")), pytest.raises(OSError, match="no such thing"):
+        execute(job, Watch())
+    assert len(job.folder.done()) == 1
+
+
+def test_a_full_disk_before_the_start_writes_nothing(tmp_path, monkeypatch):
+    """Nothing is written where nothing fits."""
+    monkeypatch.setattr("moebench.run.shutil.disk_usage", lambda place: SimpleNamespace(free=0))
+    with pytest.raises(StorageError, match="0 bytes are free"):
+        start(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_forgets_a_case_is_found_out(fake, tmp_path, monkeypatch):
+    """Every case must get rows; silence is an error."""
+    job = start(tmp_path / "run")
+    real = fake.run_cases
+    monkeypatch.setattr(fake, "run_cases", lambda cases, *rest: real(cases[1:], *rest))
+    with pytest.raises(RuntimeError, match="gave no rows for 1 cases"):
+        execute(job, Watch())
+
+
+def test_traces_go_into_the_run_folder(fake, tmp_path, monkeypatch):
+    """An engine that keeps traces is told where."""
+    job = start(tmp_path / "run")
+    real, seen = fake.run_cases, []
+
+    def run_cases(cases, topologies, suite, jobs, traces=None):
+        seen.append(traces)
+        yield from real(cases, topologies, suite, jobs)
+
+    monkeypatch.setattr(fake, "run_cases", run_cases)
+    execute(job, Watch())
+    assert seen == [job.folder.path / "traces"]
+
+
+def test_bad_filters_write_nothing(tmp_path):
+    """A plan that can't be made leaves no folder."""
+    with pytest.raises(InputError):
+        start(tmp_path / "run", Filters(gates=("none",)))
+    assert list(tmp_path.iterdir()) == []
