@@ -48,7 +48,7 @@ def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str) -
                 x = batches.index(row["batch_size"]) if row["batch_size"] in batches else np.nan
                 axis.plot(x, row["value"], "D", ms=9, mfc="none", mec=INK, mew=1.6, zorder=5)
                 axis.annotate(
-                    row["label"], (x, row["value"]), xytext=(0, 9), textcoords="offset points", ha="center", fontsize=8.5
+                    row["label"], (x, row["value"]), xytext=(0, 9), textcoords="offset points", ha="center", fontsize=8
                 )
             axis.axhline(1, color=MUTED, lw=1, ls=":")
             axis.set_title(gate)
@@ -96,7 +96,8 @@ def map_figure(conditions: pd.DataFrame, reported: float, tolerance: float, x_la
 
     groups = list(dict.fromkeys(conditions["group"]))
     with figure_style():
-        figure, axis = plt.subplots(figsize=(6.8, 0.2 * (len(conditions) + 1.5 * len(groups)) + 0.9), layout="constrained")
+        height = 0.2 * (len(conditions) + 1.5 * len(groups)) + 0.9
+        figure, axis = plt.subplots(figsize=(6.8, height), layout="constrained")
         y, ticks, labels = 0.0, [], []
         for i, group in enumerate(groups):
             ticks.append(y)
@@ -172,7 +173,7 @@ def breakdown_figure(parts: pd.DataFrame) -> str:
         for i, system in enumerate(systems):
             left = 0.0
             for region in regions:
-                time_ms = parts.query("system == @system and region == @region")["time_ms"].sum()
+                time_ms = parts.loc[(parts["system"] == system) & (parts["region"] == region), "time_ms"].sum()
                 axis.barh(
                     -i, time_ms, left=left, height=0.62, color=REGION_COLOURS[region], edgecolor=PAPER, lw=0.6,
                     hatch=HATCHES[regions.index(region) % len(HATCHES)], label=region if i == 0 else None,

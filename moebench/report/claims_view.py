@@ -1,0 +1,235 @@
+"""The scoreboard of a page: a card for each claim, and the map of the first one judged under several assumptions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from moebench.claims import verdict as v
+from moebench.claims.query import Obtained
+from moebench.claims.reported import BEST_OTHER, RATIO, Claim
+from moebench.claims.scoreboard import Score, summary
+from moebench.claims.why import quantity, reported
+from moebench.report.figures import deciding_figure, map_figure
+from moebench.report.parts import Figure, Table, figure, interval, listed, number, percent, times
+from moebench.workloads.machine import Parameter
+
+# Verdict -> (tone of the page's colours, symbol); the word always stands beside them.
+LOOKS: Mapping[str, tuple[str, str]] = {
+    v.REPRODUCED: ("good", "✔"),
+    v.DIRECTION_ONLY: ("open", "↗"),
+    v.CONTRADICTED: ("bad", "✘"),
+    v.CALIBRATED: ("idle", "⚙"),
+    v.DEPENDS: ("open", "◐"),
+    v.NOT_RUN: ("idle", "○"),
+}
+ASSUMPTION_WORDS = {"gpu": "GPU", "experts": "experts", "input_gradient": "input gradient"}
+
+
+def card(score: Score) -> dict[str, str]:
+    """What the page shows of one claim."""
+    claim = score.claim
+    tone, symbol = LOOKS[score.verdict]
+    unit = "x" if claim.kind == RATIO else f" {claim.unit}"
+    return {
+        "id": claim.id,
+        "sentence": sentence(claim),
+        "verdict": score.verdict,
+        "tone": tone,
+        "symbol": symbol,
+        "reported": reported(claim),
+        "obtained": quantity(claim, score.obtained) if score.obtained is not None else "–",
+        "interval": interval(score.low, score.high, unit),
+        "error": "" if score.error is None else percent(score.error),
+        "engine": score.engine or "",
+        "why": _sentence_case(score.why),
+        "paper": claim.paper,
+        "where": claim.where,
+        "evidence": claim.evidence,
+        "note": claim.note.strip('"'),
+    }
+
+
+def sentence(claim: Claim) -> str:
+    """A claim in words: `step speedup of hetumoe over deepspeed (gate switch, batch size 32)`."""
+    metric = claim.metric.replace("_", " ").removeprefix("max ").removeprefix("min ").removeprefix("mean ")
+    baseline = "the best other" if claim.baseline == BEST_OTHER else claim.baseline
+    over = f" against {baseline}" if baseline else ""
+    scope = ", ".join(
+        value if key in ("scope", "gates") else f"{key.replace('_', ' ')} {value}" for key, value in claim.scope.items()
+    )
+    of = f" of {claim.system}" if claim.system else ""
+    return f"{metric[:1].upper()}{metric[1:]}{of}{over}" + (f" ({scope})" if scope else "")
+
+
+def not_run_table(scores: Sequence[Score]) -> Table:
+    """The claims without a value, a line each."""
+    rows = [
+        [s.claim.id, sentence(s.claim), reported(s.claim), s.claim.evidence, _sentence_case(s.why)]
+        for s in scores
+        if s.verdict == v.NOT_RUN and s.obtained is None
+    ]
+    return Table(["claim", "what", "reported", "evidence", "what it would need"], rows, "Claims that were not run")
+
+
+def score_sentence(scores: Sequence[Score]) -> str:
+    """How many claims were judged, and what the null model would have scored."""
+    counts = summary(scores)
+    if not counts["claims"]:
+        return "This suite reproduces no paper, so there is nothing to judge."
+    if not counts["judged"]:
+        return f"None of the {counts['claims']} claims of this paper could be judged from this run; each says why."
+    return (
+        f"{counts['judged']} of {counts['claims']} claims could be judged from this run; {counts['reproduced']} came "
+        f"out reproduced. The null model, “no difference”, would reproduce {counts['null_reproduced']} of the same."
+    )
+
+
+def the_map(scores: Sequence[Score], obtained: Mapping[str, Obtained], draws: Any, parameters: Any) -> dict | None:
+    """The conditions of the first claim that was judged under more than one assumption.
+
+    Args:
+        obtained: by claim id, the values of each condition.
+        draws: `draws(topologies) -> parameter name -> values`, of the default assumption.
+        parameters: `parameters(topologies) -> parameter name -> Parameter`.
+    """
+    score = next((s for s in scores if len(s.conditions) > 1 and s.claim.kind == RATIO), None)
+    if score is None:
+        return None
+    claim, conditions = score.claim, obtained[score.claim.id].conditions
+    frame = _condition_frame(score, conditions)
+    tolerance = v.TOLERANCE * abs(float(claim.value) - 1)
+    axis = f"speedup of {claim.system} over {claim.baseline}"
+    finding = _map_finding(score)
+    topologies = conditions[0].topologies
+    return {
+        "claim": claim.id,
+        "finding": finding,
+        "figure": figure(
+            "map", f"Conditions of {claim.id}", finding,
+            "Median and 5–95 % of the draws under each assumption. Band: within 15 % of the reported gain. Dotted: no "
+            "difference. An assumption under which the baseline does not fit into memory yields no ratio.",
+            map_figure(frame, float(claim.value), tolerance, axis),
+        ),
+        "deciding": _deciding(score, conditions[0], draws(topologies), parameters(topologies), tolerance),
+        "table": _map_table(score),
+        "influence": _influence_table(score),
+    }  # fmt: skip
+
+
+def _condition_frame(score: Score, conditions: Sequence[Any]) -> pd.DataFrame:
+    rows = []
+    for entry, condition in zip(score.conditions, conditions):
+        values = condition.values[condition.sampled]
+        known = values[~np.isnan(values)]
+        out = entry["out of memory"]
+        low, high = np.percentile(known, (5, 95)) if known.size else (np.nan, np.nan)
+        rows.append(
+            {
+                "label": _condition_label(entry) + (" (default)" if entry["default"] else ""),
+                "group": entry["gpu"],
+                "median": float(np.median(known)) if known.size else np.nan,
+                "low": low,
+                "high": high,
+                "note": f"out of memory in {percent(out)} of the draws" if out >= 0.005 else "",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _condition_label(entry: Mapping[str, Any]) -> str:
+    experts = str(entry["experts"]).replace("world", "GPUs").replace("2*GPUs", "2 a GPU")
+    experts = "1 a GPU" if experts == "GPUs" else experts
+    gradient = str(entry["input_gradient"]).lower() in ("true", "yes")
+    return f"experts: {experts}; input gradient: {'yes' if gradient else 'no'}"
+
+
+def _map_finding(score: Score) -> str:
+    entries = score.conditions
+    holding = [e for e in entries if e[v.REPRODUCED] >= v.AGREEMENT]
+    out = [e for e in entries if e["out of memory"] >= v.AGREEMENT]
+    medians = [e["median"] for e in entries if e["median"] is not None]
+    parts = [
+        f"Under {len(holding)} of {len(entries)} assumptions at least 90 % of the draws reproduce the reported value"
+        if holding
+        else f"Under none of the {len(entries)} assumptions do 90 % of the draws reproduce the reported value"
+    ]
+    some = [e for e in entries if v.AGREEMENT > e[v.REPRODUCED] > 0]
+    if some:
+        parts.append(f"under {len(some)} some do")
+    if out:
+        parts.append(f"under {len(out)} there is nothing to compare, because a system runs out of memory")
+    text = "; ".join(parts) + "."
+    if medians:
+        text += f" Medians lie between {times(min(medians))} and {times(max(medians))}."
+    return text
+
+
+def _deciding(
+    score: Score, default: Any, drawn: Mapping[str, np.ndarray], parameters: Mapping[str, Parameter], tolerance: float
+) -> Figure | None:
+    """The default assumption's draws against the parameter that moves them most."""
+    from moebench.sim.uncertainty import influence
+
+    values = default.values
+    if np.isnan(values).all() or len(values) < 3:
+        return None
+    known = ~np.isnan(values)
+    kept = {name: np.asarray(v_)[known] for name, v_ in drawn.items() if len(v_) == len(values)}
+    moved = influence({n: p for n, p in parameters.items() if n in kept}, kept, values[known])
+    if not moved:
+        return None
+    name, strength = next(iter(moved.items()))
+    p = parameters[name]
+    frame = pd.DataFrame({"x": kept[name][1:] / p.scale, "y": values[known][1:]})
+    unit = f", {p.unit}" if p.unit not in ("", "1") else ""
+    finding = (
+        f"On the default machine, {name} moves the result most (rank correlation {strength:+.2f}); it is {p.status}, "
+        f"between {number(p.low / p.scale)} and {number(p.high / p.scale)}{unit.replace(',', '')}."
+    )
+    return figure(
+        "deciding", f"What decides on the default machine: {name}", finding, finding + f" Source: {p.source}.",
+        deciding_figure(frame, f"{name}{unit} ({p.status})", "speedup", float(score.claim.value), tolerance),
+    )  # fmt: skip
+
+
+def _map_table(score: Score) -> Table:
+    words = (v.REPRODUCED, v.DIRECTION_ONLY, v.CONTRADICTED, "out of memory")
+    rows = [
+        [e["gpu"], _condition_label(e), times(e["nominal"]), times(e["median"]), *(percent(e[w]) for w in words)]
+        for e in score.conditions
+    ]
+    columns = ["GPU", "assumption", "nominal", "median", *words]
+    return Table(columns, rows, "Conditions and how the draws end under each", frozenset(columns[2:]))
+
+
+def _influence_table(score: Score) -> Table:
+    rows = [
+        [
+            ASSUMPTION_WORDS.get(entry["name"], entry["name"]),
+            entry["status"],
+            percent(entry["eta_squared"]),
+            "; ".join(f"{level}: {percent(share)}" for level, share in entry["contrast"].items()),
+        ]
+        for entry in score.decides
+    ]
+    columns = ["factor", "status", "variance explained", "share of the most frequent outcome"]
+    return Table(columns, rows, "Factors that move the outcome, strongest first", frozenset(["variance explained"]))
+
+
+def assumed_share(score: Score) -> str:
+    """How much of a verdict rests on what nobody has measured."""
+    weights: dict[str, float] = {}
+    for entry in score.decides:
+        weights[entry["status"]] = weights.get(entry["status"], 0.0) + entry["eta_squared"]
+    total = sum(weights.values())
+    if not total:
+        return ""
+    parts = [f"{percent(w / total)} {status}" for status, w in sorted(weights.items(), key=lambda i: -i[1])]
+    return f"Of what moves {score.claim.id}, {listed(parts)}."
+
+
+def _sentence_case(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else text + "."

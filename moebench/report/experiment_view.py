@@ -1,0 +1,244 @@
+"""One section an experiment: its figure redrawn, where the time goes in the cases that matter, and all its cases."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from moebench.claims.scoreboard import Score
+from moebench.report.figures import breakdown_figure, speedup_figure, timeline_figure
+from moebench.report.parts import Figure, Table, figure, interval, listed, number, size, times
+from moebench.report.steps import Step, steps_of
+from moebench.results.store import RunFolder
+from moebench.workloads.suite import Experiment
+
+MILLI = 1e3
+MOST_TABLE_ROWS = 1500
+
+
+def experiment_view(folder: RunFolder, experiment: Experiment, frame: pd.DataFrame, scores: Sequence[Score]) -> dict:
+    """The template's view of one experiment.
+
+    Args:
+        frame: rows of the run, all metrics but region detail included.
+    """
+    own = frame[frame["experiment"] == experiment.name]
+    step_times = own[(own["metric"] == "step_time") & own["sample"].isna()]
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "question": experiment.question,
+        "figures": [
+            *_speedup_figures(experiment, step_times, scores),
+            *_where_the_time_goes(folder, experiment, step_times, scores),
+        ],
+        "not_published": experiment.not_published,
+        "cases": _case_table(own, step_times),
+    }
+
+
+def _speedup_figures(experiment: Experiment, step_times: pd.DataFrame, scores: Sequence[Score]) -> list[Figure]:
+    """One figure a system that is compared with the figure's baseline, claimed ones first."""
+    baseline = experiment.figure.get("baseline")
+    if experiment.figure.get("kind") != "speedup" or baseline not in set(step_times["system"]):
+        return []
+    claimed = [s.claim.system for s in scores if s.claim.baseline == baseline and s.claim.experiment == experiment.name]
+    others = [name for name in dict.fromkeys([*claimed, *experiment.systems]) if name != baseline]
+    found = []
+    for name in others:
+        points = _points(step_times, name, baseline)
+        if not points.empty:
+            found.append(_speedup_figure(experiment, points, name, baseline, scores))
+    return found
+
+
+def _points(step_times: pd.DataFrame, system: str, baseline: str) -> pd.DataFrame:
+    """Speedups of the default assumption under common conventions, one row a point."""
+    kept = step_times[step_times["is_default"] & (step_times["conventions"] == "common")]
+    keys = ["gate", "batch_size", "size", "topology", "experts", "engine"]
+    ours = kept[kept["system"] == system].set_index(keys)
+    theirs = kept[kept["system"] == baseline].set_index(keys)
+    rows = []
+    for key in ours.index.intersection(theirs.index, sort=False):
+        a, b = ours.loc[key], theirs.loc[key]
+        entry = dict(zip(keys, key))
+        entry |= {"ours_ms": a["value"] * MILLI, "theirs_ms": b["value"] * MILLI, "value": b["value"] / a["value"]}
+        entry |= _ratio_interval(a["draws"], b["draws"])
+        out = [n for n, row in ((baseline, b), (system, a)) if row["status"] == "out-of-memory"]
+        other = [n for n, row in ((baseline, b), (system, a)) if row["status"] not in ("passed", "out-of-memory")]
+        entry["note"] = f"{listed(out)} out of memory" if out else f"{listed(other)} has no number" if other else ""
+        rows.append(entry)
+    return pd.DataFrame(rows)
+
+
+def _ratio_interval(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
+    if len(ours) < 3 or len(ours) != len(theirs):
+        return {"low": np.nan, "high": np.nan}
+    ratios = (theirs / ours)[1:]
+    ratios = ratios[~np.isnan(ratios)]
+    if not ratios.size:
+        return {"low": np.nan, "high": np.nan}
+    low, high = np.percentile(ratios, (5, 95))
+    return {"low": low, "high": high}
+
+
+def _speedup_figure(
+    experiment: Experiment, points: pd.DataFrame, system: str, baseline: str, scores: Sequence[Score]
+) -> Figure:
+    marks = pd.DataFrame(
+        [
+            {"gate": s.claim.scope["gate"], "batch_size": int(s.claim.scope["batch_size"]), "value": s.claim.value,
+             "label": f"reported {s.claim.value:g}x"}
+            for s in scores
+            if (s.claim.system, s.claim.baseline, s.claim.experiment) == (system, baseline, experiment.name)
+            and {"gate", "batch_size"} <= set(s.claim.scope)
+        ],
+        columns=["gate", "batch_size", "value", "label"],
+    )  # fmt: skip
+    hollow = "Hollow: reported. " if len(marks) else ""
+    return figure(
+        f"speedup-{experiment.name}-{system}",
+        f"{system} against {baseline}",
+        _speedup_finding(points, system, baseline),
+        f"{hollow}Solid: obtained on the default assumptions under common conventions, with the 5–95 % interval of the "
+        f"draws; one line a topology (nodes x GPUs). Dotted: no difference.",
+        speedup_figure(points, marks, f"speedup over {baseline}"),
+        _points_table(points, system, baseline),
+    )
+
+
+def _speedup_finding(points: pd.DataFrame, system: str, baseline: str) -> str:
+    known = points.dropna(subset="value")
+    if known.empty:
+        return f"There is no point at which both {system} and {baseline} have a number."
+    best, worst = known.loc[known["value"].idxmax()], known.loc[known["value"].idxmin()]
+    out = points[points["note"] != ""]
+    text = (
+        f"{system} is {times(worst['value'])} to {times(best['value'])} as fast as {baseline}: most with "
+        f"{best['gate']} at batch size {best['batch_size']} on {best['size']}, least with {worst['gate']} at "
+        f"{worst['batch_size']} on {worst['size']}."
+    )
+    for note, part in out.groupby("note", sort=False):
+        where = [
+            f"{gate} at batch size {listed([str(b) for b in sorted(of_gate['batch_size'].unique())])}"
+            for gate, of_gate in part.groupby("gate", sort=False)
+        ]
+        text += f" With {listed(where)}: {note}."
+    return text
+
+
+def _points_table(points: pd.DataFrame, system: str, baseline: str) -> Table:
+    rows = [
+        [p["gate"], str(p["batch_size"]), p["topology"], str(p["experts"]), number(p["theirs_ms"]),
+         number(p["ours_ms"]), times(p["value"]), interval(p["low"], p["high"], "x"), p["note"]]
+        for _, p in points.iterrows()
+    ]  # fmt: skip
+    columns = ["gate", "batch", "topology", "experts", f"{baseline}, ms", f"{system}, ms", "speedup", "5–95 %", "note"]
+    return Table(columns, rows, f"{system} against {baseline}, point by point", frozenset(columns[1:2] + columns[3:8]))
+
+
+def _where_the_time_goes(
+    folder: RunFolder, experiment: Experiment, step_times: pd.DataFrame, scores: Sequence[Score]
+) -> list[Figure]:
+    """Breakdown of every system, and timelines of the two that a claim compares, at the claim's best point."""
+    judged = [s.claim for s in scores if s.claim.experiment == experiment.name and s.obtained]
+    pair = (judged[0].system, judged[0].baseline) if judged else None
+    point = _point_that_matters(step_times, pair, scores, experiment)
+    if point is None:
+        return []
+    here = step_times[step_times["case"].str.startswith(f"{point}/") & (step_times["status"] == "passed")]
+    here = here[here["case"] == point + "/" + here["system"].astype(str)]
+    steps = steps_of(folder, list(here["case"]))
+    if not steps:
+        return []
+    order = [s for s in experiment.systems if s in steps]
+    found = [_breakdown(experiment, point, {s: steps[s] for s in order})]
+    if pair and all(name in steps and steps[name].tracks is not None for name in pair):
+        found.append(_timelines(experiment, point, [steps[pair[1]], steps[pair[0]]]))
+    return found
+
+
+def _point_that_matters(
+    step_times: pd.DataFrame, pair: tuple[str, str] | None, scores: Sequence[Score], experiment: Experiment
+) -> str | None:
+    """Where the claimed speedup is largest within the claim's gate and batch size; else where the slowest step is."""
+    if pair is not None:
+        scope = next(s.claim.scope for s in scores if (s.claim.system, s.claim.baseline) == pair and s.obtained)
+        points = _points(step_times, *pair).dropna(subset="value")
+        for key in ("gate", "batch_size"):
+            if key in scope:
+                points = points[points[key].astype(str) == scope[key]]
+        if not points.empty:
+            p = points.loc[points["value"].idxmax()]
+            return f"{experiment.name}/{p['gate']}/b{p['batch_size']}/{p['topology']}/e{p['experts']}"
+    kept = step_times[step_times["is_default"] & (step_times["status"] == "passed")]
+    if kept.empty:
+        return None
+    return str(kept.loc[kept["value"].idxmax(), "case"]).rpartition("/")[0]
+
+
+def _breakdown(experiment: Experiment, point: str, steps: Mapping[str, Step]) -> Figure:
+    rows = [
+        {"system": system, "region": region, "time_ms": time_s * MILLI}
+        for system, step in steps.items()
+        for region, time_s in step.regions_s.items()
+    ]
+    parts = pd.DataFrame(rows)
+    wide = parts.pivot_table(index="region", columns="system", values="time_ms", aggfunc="sum", sort=False).fillna(0.0)
+    table_rows = [[region, *(number(wide.loc[region, s]) for s in steps)] for region in wide.index]
+    table_rows.append(["step", *(number(step.step_s * MILLI) for step in steps.values())])
+    columns = ["region", *(f"{s}, ms" for s in steps)]
+    return figure(
+        f"breakdown-{experiment.name}", "Where the time goes", _breakdown_finding(wide, steps),
+        f"Case {point}. Regions hold their operators and the communication that nothing hides; “host” is the device "
+        "waiting for the next launch.",
+        breakdown_figure(parts), Table(columns, table_rows, "Step time by region", frozenset(columns[1:])),
+    )  # fmt: skip
+
+
+def _breakdown_finding(wide: pd.DataFrame, steps: Mapping[str, Step]) -> str:
+    slow = max(steps, key=lambda s: steps[s].step_s)
+    fast = min(steps, key=lambda s: steps[s].step_s)
+    if slow == fast:
+        return f"{slow} takes {number(steps[slow].step_s * MILLI)} ms."
+    gap = (wide[slow] - wide[fast]).sort_values(ascending=False)
+    gap = gap[gap > 0]
+    total = steps[slow].step_s * MILLI - steps[fast].step_s * MILLI
+    leading = [f"{region} ({number(ms)} ms)" for region, ms in gap.head(2).items()]
+    return (
+        f"{slow} takes {number(total)} ms more than {fast} ({number(steps[slow].step_s * MILLI)} against "
+        f"{number(steps[fast].step_s * MILLI)}): mostly in {listed(leading)}."
+    )
+
+
+def _timelines(experiment: Experiment, point: str, steps: Sequence[Step]) -> Figure:
+    cases: list[tuple[str, Any]] = [(step.system, step.tracks) for step in steps]
+    parts = [f"{s.system} waits {number(s.exposed_s * MILLI)} ms for exchanges that nothing hides" for s in steps]
+    return figure(
+        f"timeline-{experiment.name}", "The two steps side by side", f"{listed(parts)}.",
+        f"Operators of one rank under the nominal machine, case {point}: when the host issues them and when they run.",
+        timeline_figure(cases),
+    )  # fmt: skip
+
+
+def _case_table(own: pd.DataFrame, step_times: pd.DataFrame) -> Table:
+    memory = own[own["metric"] == "peak_memory"].set_index("case")["value"]
+    flops = own[(own["metric"] == "flops") & own["detail"].map(lambda d: not d)].set_index("case")["value"]
+    rows = [
+        [
+            row["case"],
+            number(row["value"] * MILLI) if row["status"] == "passed" else row["status"],
+            interval(row["low"] * MILLI, row["high"] * MILLI),
+            size(memory[row["case"]]) if row["case"] in memory.index else "–",
+            number(flops[row["case"]] / 1e12) if row["case"] in flops.index else "–",
+            row["engine"],
+            row["reason"] or "",
+        ]
+        for _, row in step_times.head(MOST_TABLE_ROWS).iterrows()
+    ]
+    columns = ["case", "step, ms", "interval, ms", "peak memory", "TFLOP a rank", "engine", "why no number"]
+    caption = "Every case with its step time, memory and operations"
+    if len(step_times) > MOST_TABLE_ROWS:
+        caption += f" (the first {MOST_TABLE_ROWS:,} of {len(step_times):,}; all are in results.jsonl)"
+    return Table(columns, rows, caption, frozenset(columns[1:5]))

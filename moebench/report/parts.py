@@ -1,0 +1,80 @@
+"""What a page is made of: tables and figures as plain data, and how numbers are written."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moebench.report.style import themed
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows of text; `numeric` columns stand right-aligned."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+    numeric: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with the sentence that it shows, a caption, and the data behind it."""
+
+    title: str
+    finding: str
+    caption: str
+    svg: str
+    table: Table | None = None
+
+
+def figure(key: str, title: str, finding: str, caption: str, svg: str, table: Table | None = None) -> Figure:
+    """A Figure whose SVG takes the page's colours and speaks to screen readers with the finding."""
+    return Figure(title, finding, caption, themed(svg, title, finding, key), table)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`1,234`, `12.3`, `0.0123`: significant digits, without exponents where a reader would want none."""
+    if value is None or math.isnan(value):
+        return "–"
+    if value == 0:
+        return "0"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    if abs(value) < 1e-4:
+        return f"{value:.{digits - 1}e}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{decimals}f}"
+
+
+def times(value: float | None) -> str:
+    """A ratio: `6.0x`."""
+    return "–" if value is None or math.isnan(value) else f"{number(value)}x"
+
+
+def percent(share: float) -> str:
+    """A share: `42 %`."""
+    return f"{100 * share:.0f} %"
+
+
+def interval(low: float | None, high: float | None, unit: str = "") -> str:
+    """`3.1x to 6.2x`, or nothing."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return ""
+    return f"{number(low)}{unit} to {number(high)}{unit}"
+
+
+_BINARY = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def size(value_bytes: float) -> str:
+    """Bytes in binary units."""
+    for unit, scale in _BINARY:
+        if abs(value_bytes) >= scale:
+            return f"{number(value_bytes / scale)} {unit}"
+    return f"{value_bytes:.0f} B"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

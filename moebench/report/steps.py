@@ -1,0 +1,82 @@
+"""Single steps of a run in detail: from stored programs, or from measured regions where nothing was traced."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from moebench.program import COMMUNICATION
+from moebench.results.store import RunFolder
+from moebench.workloads.errors import InputError
+
+MILLI = 1e3
+
+
+@dataclass(frozen=True)
+class Step:
+    """One case's step.
+
+    Attributes:
+        regions_s: seconds by region, `host` where the device waits for the host; they add up to the step.
+        exposed_s: communication that nothing hides.
+        tracks: frame with columns track, start_ms, end_ms, region; None where only regions are known.
+    """
+
+    system: str
+    step_s: float
+    regions_s: Mapping[str, float]
+    exposed_s: float
+    tracks: pd.DataFrame | None
+
+
+def steps_of(folder: RunFolder, cases: Sequence[str]) -> dict[str, Step]:
+    """By system, the steps of those cases whose programs or regions the run holds."""
+    found = {}
+    for case in cases:
+        system = case.rpartition("/")[2]
+        step = _replayed(folder, case, system) or _measured(folder, case, system)
+        if step is not None:
+            found[system] = step
+    return found
+
+
+def _replayed(folder: RunFolder, case: str, system: str) -> Step | None:
+    from moebench.explain import load_program, nominal_replay
+
+    try:
+        programs, topology = load_program(folder, case)
+    except InputError:
+        return None
+    replay = nominal_replay(programs, topology)
+    regions: dict[str, float] = {}
+    for (region, _), time_s in replay.region_time_s.items():
+        regions[region] = regions.get(region, 0.0) + float(time_s[0])
+    regions["host"] = float(replay.host_bound_s[0])
+    program, timeline = programs[replay.reference], replay.timelines[replay.reference]
+    rows = []
+    for op, h0, h1, t0, t1 in zip(
+        program.ops, timeline.host_start_s, timeline.host_end_s, timeline.start_s, timeline.end_s
+    ):
+        rows.append(("host", h0 * MILLI, h1 * MILLI, op.region))
+        if t1 > t0:
+            track = "communication" if op.stream == COMMUNICATION else "compute"
+            rows.append((track, t0 * MILLI, t1 * MILLI, op.region))
+    tracks = pd.DataFrame(rows, columns=["track", "start_ms", "end_ms", "region"])
+    return Step(system, float(replay.step_time_s[0]), regions, float(replay.exposed_communication_s[0]), tracks)
+
+
+def _measured(folder: RunFolder, case: str, system: str) -> Step | None:
+    rows = [row for row in folder.rows("region_time", "step_time") if row.case == case and row.sample is None]
+    step = next((row.value for row in rows if row.metric == "step_time"), None)
+    if step is None:
+        return None
+    regions: dict[str, float] = {}
+    for row in rows:
+        if row.metric == "region_time" and row.value is not None:
+            region = row.detail["region"]
+            regions[region] = regions.get(region, 0.0) + row.value
+    if not regions:
+        return None
+    # Regions come from a profiled step; what the profiler did not see is the host's.
+    regions["host"] = max(0.0, step - sum(regions.values()))
+    return Step(system, step, regions, 0.0, None)

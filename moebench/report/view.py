@@ -1,0 +1,132 @@
+"""From a run folder to what the page's template shows: plain values, no markup but the figures."""
+
+from typing import Any
+
+import moebench
+from moebench.claims.query import Obtained, StepTimes, obtain
+from moebench.claims.scope import CantAnswer
+from moebench.claims.scoreboard import Score, scoreboard
+from moebench.claims.verdict import NOT_RUN
+from moebench.claims.why import quantity, reported
+from moebench.report.claims_view import assumed_share, card, not_run_table, score_sentence, sentence, the_map
+from moebench.report.experiment_view import experiment_view
+from moebench.report.machines_view import machine_tables, machines_sentence
+from moebench.report.parts import Table, size
+from moebench.results.lines import SCHEMA_VERSION
+from moebench.results.store import RunFolder
+from moebench.results.table import table
+from moebench.workloads.machine import Parameter
+
+METRICS = ("step_time", "peak_memory", "flops")
+
+READING = (
+    "A verdict is computed from the rows of this run, never typed. “reproduced”: at least 90 % of the draws are within "
+    "15 % of the reported value; the error of a speedup is taken on its gain, so that 1.02x does not reproduce 1.13x. "
+    "“direction only”: the same winner by another margin. “contradicted”: the other winner, or a bound that does not "
+    "hold. “depends”: the draws disagree, and the map says on what. “calibrated”: a parameter was fitted to the "
+    "claim's own data. “not run”: and what it would need.",
+    "Engine sim: the real program of each system was traced operator by operator, forward, backward and optimiser "
+    "step, and replayed on a described machine. A draw is one machine out of the ranges below; the same draw serves "
+    "every system. What the paper leaves open altogether is an assumption: each is shown, and none enters a maximum.",
+    "Under common conventions all systems keep the same tokens with the same weights. As shipped, each has its own "
+    "capacity rounding, drop order, noise and normalisation, and they no longer compute the same function.",
+)
+
+
+def page(folder: RunFolder) -> dict[str, Any]:
+    """Everything the template needs."""
+    suite, record = folder.suite, folder.record
+    scores = scoreboard(suite, folder)
+    frame = table(folder, *METRICS)
+    experiments = [e for e in suite.experiments if e.name in set(frame["experiment"])]
+    topologies = folder.topologies
+    rests_on = " ".join(filter(None, (assumed_share(s) for s in scores)))
+    return {
+        "title": suite.title,
+        "suite": suite.name,
+        "created": record["created"].replace("T", " "),
+        "headline": suite.title,
+        "lead": _lead(scores, frame, record),
+        "score_sentence": score_sentence(scores),
+        "claims": [card(score) for score in scores if score.verdict != NOT_RUN or score.obtained is not None],
+        "not_run": not_run_table(scores),
+        "map": the_map(scores, _obtained(folder, scores), _Draws(folder), _parameters(folder)),
+        "experiments": [experiment_view(folder, e, frame, scores) for e in experiments],
+        "machines_sentence": f"{machines_sentence(topologies.values())} {rests_on}".strip(),
+        "machines": machine_tables(topologies.values()),
+        "reading": READING,
+        "command": record["environment"]["command"],
+        "environment": _environment(record),
+        "version": moebench.__version__,
+        "schema_version": SCHEMA_VERSION,
+    }
+
+
+def _lead(scores: list[Score], frame: Any, record: dict) -> str:
+    """The answer in a sentence or two."""
+    cases = frame["case"].nunique()
+    judged = [s for s in scores if s.obtained is not None]
+    state = "" if record["finished"] else f" This run is unfinished: {cases} of {record['cases']} cases."
+    if not judged:
+        return f"{cases:,} cases.{state}"
+    first = judged[0]
+    claim = first.claim
+    return (
+        f"{sentence(claim)}: the paper reports {reported(claim)}; here {quantity(claim, first.obtained)} on the "
+        f"default machine, verdict “{first.verdict}”. {cases:,} cases, each from the operators that the "
+        f"systems execute.{state}"
+    )
+
+
+def _obtained(folder: RunFolder, scores: list[Score]) -> dict[str, Obtained]:
+    times = StepTimes(folder.rows("step_time"))
+    found = {}
+    for score in scores:
+        if len(score.conditions) > 1:
+            try:
+                found[score.claim.id] = obtain(score.claim, folder.suite, times)
+            except CantAnswer:
+                continue
+    return found
+
+
+class _Draws:
+    """The values that each parameter of some topologies took, draw by draw."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def __call__(self, topologies: tuple[str, ...]) -> dict[str, Any]:
+        from moebench.sim.uncertainty import draw
+
+        suite = self._folder.suite
+        return draw(_parameters(self._folder)(topologies), suite.samples, suite.seed)
+
+
+def _parameters(folder: RunFolder) -> Any:
+    def of(names: tuple[str, ...]) -> dict[str, Parameter]:
+        found: dict[str, Parameter] = {}
+        for name in names:
+            found |= folder.topologies[name].parameters() if name in folder.topologies else {}
+        return found
+
+    return of
+
+
+def _environment(record: dict) -> Table:
+    environment = record["environment"]
+    git = environment.get("git")
+    rows = [
+        ["moebench", environment["moebench"] + (f", commit {git['commit'][:12]}" if git else "")
+         + (" with uncommitted changes" if git and git["changed"] else "")],
+        ["run", f"{record['cases']:,} cases, started {record['created']}, "
+                + (f"finished {record['finished']}" if record["finished"] else "not finished")],
+        ["engine", f"{record['engine']} asked for"],
+        ["system", f"{environment['system']} on {environment['machine']}, Python {environment['python']}"],
+        ["processor", f"{environment['cpu'] or 'unknown'}, {environment['cores']} cores"],
+        ["memory", size(environment["memory_bytes"]) if environment["memory_bytes"] else "unknown"],
+        ["GPUs", ", ".join(environment["gpus"]) or "none"],
+        ["packages", ", ".join(f"{name} {v}" for name, v in environment["packages"].items() if v)],
+        ["seed", str(environment["seed"])],
+    ]  # fmt: skip
+    return Table(["what", "value"], rows, "Environment of the run")
