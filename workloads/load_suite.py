@@ -86,7 +86,7 @@ def _layer(model: LayerFile, path: Path) -> LayerShape:
         dtype=model.dtype,
         capacity_factor=model.capacity_factor,
         activation=model.activation,
-        experts=tuple(str(rule) for rule in model.experts),
+        experts=tuple(model.experts),
         input_gradient=tuple(model.input_gradient),
         routing=RoutingSpec(routing.kind, routing.seed, routing.alpha, trace),
     )

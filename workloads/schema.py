@@ -59,14 +59,26 @@ def _pattern(what: str, pattern: re.Pattern[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _experts_rule(rule: int | str) -> int | str:
+def _quantity(value: Any) -> str | int | float:
+    """A quantity as moebench.workloads.units reads it later, when the dimension is known."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        text = f'{value!r} is not a quantity; write a string such as "25 GB/s", or a number'
+        raise PydanticCustomError("quantity", "{text}", {"text": text})
+    return value
+
+
+def _experts_rule(rule: Any) -> str:
+    if isinstance(rule, bool) or not isinstance(rule, (str, int)):
+        raise PydanticCustomError("experts", "{text}", {"text": f"{rule!r} is neither a rule in quotes nor a number"})
     try:
         experts_for(str(rule), 1)
     except InputError as error:
         raise PydanticCustomError("experts", "{text}", {"text": str(error)}) from None
-    return rule
+    return str(rule)
 
 
+Quantity = Annotated[Any, AfterValidator(_quantity)]
+ExpertsRule = Annotated[Any, AfterValidator(_experts_rule)]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, _pattern("a name: lower-case letters, digits, - and _", re.compile(r"[a-z0-9][a-z0-9_-]*"))]
 Extended = Annotated[str, _pattern("a name of a file", re.compile(r"_?[a-z0-9][a-z0-9_-]*"))]
@@ -81,9 +93,9 @@ Positive = Annotated[int, Field(ge=1)]
 class ParameterFile(Strict):
     """One number of a machine; quantities are strings such as "25 GB/s", shares and counts plain numbers."""
 
-    value: str | int | float
-    low: str | int | float | None = None
-    high: str | int | float | None = None
+    value: Quantity
+    low: Quantity | None = None
+    high: Quantity | None = None
     status: Annotated[str, _choice("status", STATUSES)]
     source: Text
 
@@ -156,7 +168,7 @@ class LayerFile(Strict):
     dtype: Annotated[str, _choice("dtype", DTYPES)] = "fp32"
     capacity_factor: Annotated[Number, Field(gt=0)] = 1.0
     activation: Annotated[str, _choice("activation", ACTIVATIONS)] = "relu"
-    experts: Annotated[list[Annotated[int | str, AfterValidator(_experts_rule)]], Field(min_length=1)]
+    experts: Annotated[list[ExpertsRule], Field(min_length=1)]
     input_gradient: Annotated[list[bool], Field(min_length=1)] = Field(default_factory=lambda: [True])
     routing: RoutingFile = Field(default_factory=RoutingFile)
 
@@ -225,7 +237,7 @@ def parse_file(model: type[Model], file: TomlFile) -> Model:
 
 def _explain(file: TomlFile, fault: Mapping[str, Any]) -> str:
     """One fault as a line of text."""
-    keys = [key for key in fault["loc"] if not _is_union_branch(key)]
+    keys = fault["loc"]
     context = fault.get("ctx", {})
     if fault["type"] == "missing":
         return f"{file.where(keys[:-1])}: missing key {keys[-1]}"
@@ -234,8 +246,3 @@ def _explain(file: TomlFile, fault: Mapping[str, Any]) -> str:
     message = context.get("text") or fault["msg"][0].lower() + fault["msg"][1:]
     given = "" if "text" in context or isinstance(fault["input"], (dict, list)) else f", got {fault['input']!r}"
     return f"{file.where(keys)}: {message}{given}"
-
-
-def _is_union_branch(key: str | int) -> bool:
-    """Whether pydantic put the name of a union's branch into the location."""
-    return isinstance(key, str) and re.fullmatch(r"(str|int|float|bool|function-after\[.*\]?)", key) is not None

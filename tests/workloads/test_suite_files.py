@@ -1,0 +1,146 @@
+"""Suite files: the packaged ones say what they should, and every fault is one line."""
+
+import re
+
+import pytest
+
+from moebench.workloads.errors import InputError
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.load import experts_for, gate_spec, load_suite, load_topology, suite_names
+from tests.workloads.files import EXPERIMENT, LAYER, suite_text, written
+
+
+def test_the_hetu_suite_is_the_papers_grid():
+    """Gates x batch sizes x sizes of the layer of the authors' scripts, what is unknown swept."""
+    [overall] = load_suite("hetu").experiments
+    assert overall.name == "overall"
+    assert {"deepspeed", "deepspeed_sparse", "hetumoe"} <= set(overall.systems)
+    assert [gate.label for gate in overall.gates] == ["switch", "gshard", "topk-4"]
+    assert overall.batch_sizes == (8, 16, 32, 64)
+    assert overall.sizes == ("1x8", "2x8", "4x8", "8x8")
+    assert overall.node_types[0] == "titan-rtx"
+    assert {"v100-pcie", "rtx-2080-ti"} < set(overall.node_types)
+    layer = overall.layer
+    assert (layer.d_model, layer.d_ffn, layer.sequence) == (2048, 2048, 1024)
+    assert (layer.dtype, layer.capacity_factor, layer.activation) == ("fp32", 1.0, "relu")
+    assert layer.input_gradient == (True, False)
+    assert [experts_for(layer.experts[0], world) for world in (8, 16, 32, 64)] == [16, 16, 32, 64]
+    assert overall.conventions == ("common", "as-shipped")
+
+
+def test_smoke_has_every_system_and_gate():
+    """Tiny sizes of a described machine."""
+    [tiny] = load_suite("smoke").experiments
+    assert {"reference", "deepspeed", "deepspeed_sparse", "hetumoe"} <= set(tiny.systems)
+    assert {gate.name for gate in tiny.gates} == {"switch", "gshard", "topk"}
+    assert tiny.layer.d_model <= 128
+
+
+@pytest.mark.parametrize("name", ["hetu", "smoke"])
+def test_every_topology_and_workload_of_a_suite_has_a_meaning(name):
+    """Each node type has each size, experts divide by ranks, and k is at most the experts."""
+    for experiment in load_suite(name).experiments:
+        for node_type in experiment.node_types:
+            for size in experiment.sizes:
+                ranks = load_topology(f"{size}-{node_type}").ranks
+                for rule in experiment.layer.experts:
+                    experts = experts_for(rule, ranks)
+                    assert experts % ranks == 0
+                    assert all(gate.top_k <= experts for gate in experiment.gates)
+
+
+def test_a_suite_of_the_users(tmp_path):
+    """By path; what is left out has the defaults of the schema."""
+    suite = load_suite(str(written(tmp_path, suite_text())))
+    [tiny] = suite.experiments
+    assert (suite.name, suite.samples, suite.seed, suite.reported) == ("mine", 256, 0, None)
+    assert tiny.gates == (GateSpec("switch", 1), GateSpec("topk", 2))
+    assert tiny.conventions == ("common",)
+    assert tiny.layer.input_gradient == (True,)
+    assert tiny.layer.routing.kind == "iid"
+    assert suite.source_path == str(tmp_path / "mine.toml")
+
+
+def test_a_rule_for_experts_may_be_a_number(tmp_path):
+    """`experts = [16]` needs no quotes."""
+    suite = load_suite(str(written(tmp_path, suite_text(layer=LAYER.replace('"max(4, world)"', "16")))))
+    assert suite.experiments[0].layer.experts == ("16",)
+
+
+def test_a_trace_is_found_beside_its_suite(tmp_path):
+    """A relative path is read from the suite's folder."""
+    layer = LAYER + '[experiments.layer.routing]\nkind = "trace"\npath = "routes.npz"\n'
+    suite = load_suite(str(written(tmp_path, suite_text(layer=layer))))
+    assert suite.experiments[0].layer.routing.path == str(tmp_path / "routes.npz")
+
+
+def test_a_gate_label_names_its_choices():
+    """The name alone has the gate's own k."""
+    assert gate_spec("switch") == GateSpec("switch", 1)
+    assert gate_spec("gshard") == GateSpec("gshard", 2)
+    assert gate_spec("topk-4") == GateSpec("topk", 4)
+    assert gate_spec("topk-4").label == "topk-4"
+    with pytest.raises(InputError, match=r"unknown gate 'swich' \(did you mean switch\?\)"):
+        gate_spec("swich")
+    with pytest.raises(InputError, match="unknown gate 'topk-0'"):
+        gate_spec("topk-0")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('gates = ["switch", "topk-2"]', 'gates = ["swich"]', "unknown gate 'swich' (did you mean switch?)"),
+        ('gates = ["switch", "topk-2"]', 'gates = ["topk", "topk-2"]', "the same gate stands there twice"),
+        ('gates = ["switch", "topk-2"]', "gates = []", "at least 1"),
+        ("batch_sizes = [1]", "batch_sizes = [-1]", "greater than or equal to 0, got -1"),
+        ("batch_sizes = [1]", 'batch_sizes = ["1"]', "valid integer, got '1'"),
+        ("batch_sizes = [1]", "batch_size = [1]", "unknown key 'batch_size' (did you mean batch_sizes?)"),
+        ('sizes = ["1x2"]', 'sizes = ["1x0"]', "'1x0' is not a size"),
+        ('sizes = ["1x2"]', "", "missing key sizes"),
+        ("d_model = 64", "d_model = 0", "greater than or equal to 1, got 0"),
+        ("d_model = 64", "d_model = true", "valid integer, got True"),
+        ("d_ffn = 64", 'd_ffn = 64\ndtype = "fp31"', "unknown dtype 'fp31'"),
+        ("d_ffn = 64", "d_ffn = 64\ncapacity_factor = nan", "finite number"),
+        ("d_ffn = 64", "d_ffn = 64\ncapacity_factor = 0", "greater than 0, got 0"),
+        ("d_ffn = 64", 'd_ffn = 64\nactivation = "tanh"', "choose one of: gelu, relu, swiglu"),
+        ('"max(4, world)"', '"world - 1"', "experts rule 'world - 1' is not understood"),
+        ('"max(4, world)"', "1.5", "1.5 is neither a rule in quotes nor a number"),
+        ("sequence = 16", 'sequence = 16\nrouting.kind = "trace"', "path is the recorded file of kind = 'trace'"),
+        ("sequence = 16", 'sequence = 16\nrouting.kind = "random"', "unknown routing 'random'"),
+        ('paper = "none"', 'paper = "none"\nsamples = 0', "greater than or equal to 1, got 0"),
+        ('paper = "none"', 'paper = "none"\nreported = "../etc"', "'../etc' is not a name"),
+        ("batch_sizes = [1]", 'batch_sizes = [1]\nconventions = ["usual"]', "unknown conventions 'usual'"),
+        ("batch_sizes = [1]", 'batch_sizes = [1]\nsweep_gates = ["gshard"]', "unknown sweep gate 'gshard'"),
+    ],
+)
+def test_a_fault_in_a_suite_is_one_line(tmp_path, old, new, told):
+    """File, key and what is allowed."""
+    text = suite_text()
+    assert old in text
+    path = written(tmp_path, text.replace(old, new))
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}.*{re.escape(told)}") as caught:
+        load_suite(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_two_experiments_of_one_name_are_refused(tmp_path):
+    """Case names would clash."""
+    path = written(tmp_path, suite_text() + EXPERIMENT + LAYER)
+    with pytest.raises(InputError, match="two experiments are named 'tiny'"):
+        load_suite(str(path))
+
+
+def test_the_line_of_a_fault_in_the_second_experiment(tmp_path):
+    """Arrays of tables are counted."""
+    text = suite_text() + EXPERIMENT.replace('"tiny"', '"other"') + LAYER.replace("d_model = 64", "d_model = -1")
+    path = written(tmp_path, text)
+    line = next(n for n, row in enumerate(text.splitlines(), 1) if row == "d_model = -1")
+    with pytest.raises(InputError, match=rf"line {line}: experiments\[1\]\.layer\.d_model: .*got -1"):
+        load_suite(str(path))
+
+
+def test_unknown_suite_lists_what_there_is():
+    """With the nearest name first."""
+    with pytest.raises(InputError, match=r"unknown suite 'hettu' \(did you mean hetu\?\); choose one of: hetu, smoke"):
+        load_suite("hettu")
+    assert {"hetu", "smoke"} <= set(suite_names())
