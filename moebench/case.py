@@ -46,7 +46,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """`overall/switch/b32/4x8-titan-rtx/e32/deepspeed`."""
+        """The point and the system: `overall/switch/b32/4x8-titan-rtx/e32/reference`."""
         return f"{self.point}/{self.system}"
 
     @property

@@ -9,7 +9,7 @@ from moebench.workloads.load_machine import load_hardware, load_topology
 from moebench.workloads.load_suite import load_suite
 from moebench.workloads.machine import STATUSES, Parameter
 from moebench.workloads.parameters import HARDWARE_SPECS, LINK_SPECS
-from moebench.workloads.schema import HardwareFile, SuiteFile, TopologyFile
+from moebench.workloads.schema import HardwareFile, Strict, SuiteFile, TopologyFile
 from moebench.workloads.suite import Experiment, Suite
 from moebench.workloads.toml_file import TomlFile, read_toml
 
@@ -37,7 +37,7 @@ def validate(path: Path, readers: Mapping[str, Reader] | None = None) -> str:
 def _kind(file: TomlFile) -> str:
     """Which schema a file means, by the keys and the parameters that only one of them has."""
     shared = {"extends", "title", "notes", "parameters"}
-    models = {"suite": SuiteFile, "topology": TopologyFile, "hardware": HardwareFile}
+    models: dict[str, type[Strict]] = {"suite": SuiteFile, "topology": TopologyFile, "hardware": HardwareFile}
     hits = {name: len((set(model.model_fields) - shared) & set(file.data)) for name, model in models.items()}
     parameters = set(file.data.get("parameters", {}))
     hits["hardware"] += len(parameters & set(HARDWARE_SPECS))

@@ -52,7 +52,7 @@ def card(score: Score) -> dict[str, str]:
 
 
 def sentence(claim: Claim) -> str:
-    """A claim in words: `step speedup of hetumoe over deepspeed (gate switch, batch size 32)`."""
+    """A claim in words: `step speedup of A over B (gate switch, batch size 32)`."""
     metric = claim.metric.replace("_", " ").removeprefix("max ").removeprefix("min ").removeprefix("mean ")
     baseline = "the best other" if claim.baseline == BEST_OTHER else claim.baseline
     over = f" against {baseline}" if baseline else ""

@@ -1,0 +1,54 @@
+# make hetu    set up, run the HetuMoE suite, print where the report is
+# make test    set up with the test extra, lint, test
+# make lint    ruff, and mypy on the tree as it is imported
+# make clean   remove what the above built (the virtual environment too; runs/ stays)
+#
+# PYTHON       interpreter of the virtual environment, 3.11 or later
+# TORCH_INDEX  package index to look for PyTorch in, besides pip's own: PyTorch's CPU wheel index spares 3 GB of CUDA
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+SOURCES := build/src/moebench
+
+.DEFAULT_GOAL := help
+.PHONY: help hetu test lint clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+hetu: $(VENV)/.installed
+	$(BIN)/moebench run --suite hetu
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
+# mypy does not follow setuptools' package-dir from the root, so it gets the packages under the names they are imported by.
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	rm -rf build/src
+	mkdir -p $(SOURCES)
+	ln -s $(CURDIR)/moebench/* $(SOURCES)/
+	ln -s $(CURDIR)/kernels $(CURDIR)/systems $(CURDIR)/workloads $(CURDIR)/results/reported $(SOURCES)/
+	cd build/src && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "moebench needs Python 3.11 or later; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# Stamps, so that a second make installs nothing.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing moebench and what it needs into $(VENV); the first time takes a minute or more"
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	@echo "installing moebench with its test tools into $(VENV); the first time takes a minute or more"
+	$(INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/.installed
