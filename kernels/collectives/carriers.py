@@ -3,7 +3,7 @@
 Every function here starts a collective from contiguous `source` into `output` and returns the works to wait for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ RECEIVES_FIRST_PEERS = 8
 _TAG = 20_240  # keeps our messages apart from a program's own send and recv
 _PLAIN_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 
-Carrier = Callable[[Tensor, Tensor, Sequence[int], Sequence[int], Group], Sequence[Any]]
+# torch 2.13 renamed both and warns of the old names.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def backend_of(group: Group, device: torch.device) -> str:
@@ -55,7 +57,7 @@ def carry_all_gather(output: Tensor, source: Tensor, group: Group) -> Sequence[A
     if backend_of(group, source.device) == "fake":
         return _pretend(output, source)
     pair = _sendable(output), _sendable(source)
-    return (dist.all_gather_into_tensor(*pair, group=group.process_group, async_op=True),)
+    return (_gather(*pair, group=group.process_group, async_op=True),)
 
 
 def carry_reduce_scatter(output: Tensor, source: Tensor, group: Group) -> Sequence[Any]:
@@ -64,7 +66,7 @@ def carry_reduce_scatter(output: Tensor, source: Tensor, group: Group) -> Sequen
         return ()
     if backend_of(group, source.device) == "fake":
         return _pretend(output, source)
-    return (dist.reduce_scatter_tensor(output, source, group=group.process_group, async_op=True),)
+    return (_reduce_scatter(output, source, group=group.process_group, async_op=True),)
 
 
 def carry_all_reduce(buffer: Tensor, group: Group) -> Sequence[Any]:

@@ -62,41 +62,52 @@ _LAUNCH = {
 
 
 class _Start(torch.autograd.Function):
-    """Forward launches, backward waits for what the backward of `_Wait` launched."""
+    """Forward launches, backward waits for what the backward of `_Wait` launched.
+
+    The result is not differentiable yet. What carries the gradient from `_Wait` is the second output, an alias of `x`:
+    the gradient in flight has the shape of `x`, which need not be that of the result.
+    """
 
     @staticmethod
     def forward(ctx, x, collective):
+        ctx.set_materialize_grads(False)
         ctx.group = collective.group
-        return collective.launch(x)
+        pending = collective.launch(x)
+        ctx.mark_non_differentiable(pending)
+        return pending, x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, pending_gradient):
-        return operators.wait(pending_gradient, ctx.group), None
+    def backward(ctx, _, gradient_in_flight):
+        return operators.wait(gradient_in_flight, ctx.group), None
 
 
 class _Wait(torch.autograd.Function):
     """Forward waits, backward launches the collective of the gradient."""
 
     @staticmethod
-    def forward(ctx, pending, collective):
+    def forward(ctx, pending, link, collective):
         ctx.collective = collective
-        return operators.wait(pending, collective.group)
+        result = operators.wait(pending, collective.group)
+        if result is pending:  # as ever but under a graph compiler; unmarked, autograd would add a view
+            ctx.mark_dirty(pending)
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        return ctx.collective.reverse().launch(gradient), None
+        return None, ctx.collective.reverse().launch(gradient), None
 
 
 class Pending:
     """A collective under way. Its result exists only once `wait` has returned it."""
 
-    __slots__ = ("_collective", "_tensor")
+    __slots__ = ("_collective", "_link", "_tensor")
 
-    def __init__(self, tensor: Tensor, collective: _Collective | None) -> None:
+    def __init__(self, tensor: Tensor, collective: _Collective | None = None, link: Tensor | None = None) -> None:
         self._tensor: Tensor | None = tensor
         self._collective = collective
+        self._link = link
 
     def wait(self) -> Tensor:
         """The result, once it is there; on a GPU, once the current stream may read it.
@@ -104,14 +115,22 @@ class Pending:
         Raises:
             WaitError: second call.
         """
-        if self._tensor is None:
+        tensor, link = self._tensor, self._link
+        if tensor is None:
             raise WaitError("this collective was waited for before")
-        tensor, self._tensor = self._tensor, None
-        return tensor if self._collective is None else _Wait.apply(tensor, self._collective)
+        self._tensor = self._link = None
+        if self._collective is None:
+            return tensor
+        if link is None:
+            return operators.wait(tensor, self._collective.group)
+        return _Wait.apply(tensor, link, self._collective)
 
 
 def _start(x: Tensor, collective: _Collective) -> Pending:
-    return Pending(_Start.apply(x, collective), collective)
+    if torch.is_grad_enabled() and x.requires_grad:
+        pending, link = _Start.apply(x, collective)
+        return Pending(pending, collective, link)
+    return Pending(collective.launch(x), collective)
 
 
 def start_all_to_all(
@@ -134,13 +153,13 @@ def start_all_to_all(
     else:
         _check_splits(x, group, input_splits, output_splits)
         collective = _Collective("all_to_all", group.key, tuple(input_splits), tuple(output_splits))
-    return Pending(x, None) if group.size == 1 else _start(x, collective)
+    return Pending(x) if group.size == 1 else _start(x, collective)
 
 
 def start_all_gather(x: Tensor, group: Group) -> Pending:
     """Concatenate the ranks' [N, ...], equal in shape, to [R N, ...]; the gradient is summed over the ranks."""
     _check_rows("all-gather", x)
-    return Pending(x, None) if group.size == 1 else _start(x, _Collective("all_gather", group.key))
+    return Pending(x) if group.size == 1 else _start(x, _Collective("all_gather", group.key))
 
 
 def start_reduce_scatter(x: Tensor, group: Group) -> Pending:
@@ -150,18 +169,18 @@ def start_reduce_scatter(x: Tensor, group: Group) -> Pending:
         ValueError: the rows are not a multiple of the ranks.
     """
     _check_even("reduce-scatter", x, group)
-    return Pending(x, None) if group.size == 1 else _start(x, _Collective("reduce_scatter", group.key))
+    return Pending(x) if group.size == 1 else _start(x, _Collective("reduce_scatter", group.key))
 
 
 def start_all_reduce(x: Tensor, group: Group) -> Pending:
     """Sum the ranks' tensors, equal in shape, into a new one; the gradient is summed over the ranks."""
-    return Pending(x, None) if group.size == 1 else _start(x, _Collective("all_reduce", group.key))
+    return Pending(x) if group.size == 1 else _start(x, _Collective("all_reduce", group.key))
 
 
 def start_all_reduce_(x: Tensor, group: Group) -> Pending:
     """Sum the ranks' contiguous tensors, equal in shape, into `x` itself; not differentiable."""
     if group.size == 1:
-        return Pending(x, None)
+        return Pending(x)
     if not x.is_contiguous() or (x.requires_grad and torch.is_grad_enabled()):
         raise ValueError("an all-reduce in place takes a contiguous tensor that needs no gradient")
     return Pending(operators.all_reduce_start_(x, group.key), _Collective("all_reduce", group.key))

@@ -1,0 +1,101 @@
+"""Start and Wait inside graphs: they stay nodes, in the order that overlaps, in the forward and the backward graph."""
+
+import pytest
+import torch
+from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from moebench.kernels.collectives import start_wait as sw
+from moebench.kernels.collectives.outstanding import check_finished
+from moebench.ranks import run_ranks
+from tests.kernels.collectives.on_ranks import overlapped
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def _nodes(module):
+    names = [str(node.target) for node in module.graph.nodes]
+    return [n.split(".")[1] for n in names if n.startswith(("moebench.", "aten.mm."))]
+
+
+class _Keep:
+    """A compiler that runs the graph as it is and remembers its nodes."""
+
+    def __init__(self):
+        self.nodes = []
+
+    def __call__(self, module, _inputs):
+        self.nodes.append(_nodes(module))
+        return make_boxed_func(module.forward)
+
+
+FORWARD = ["all_to_all_start", "mm", "mm", "wait"]
+BACKWARD = ["all_to_all_start", "mm", "mm", "mm", "mm", "wait"]
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_keeps_the_nodes(mode, fake_world):
+    """One node for the start, one for the wait, the products between; the graph runs."""
+    x, w = torch.randn(8, 3), torch.randn(3, 3)
+    with fake_world(4) as group:
+        module = make_fx(lambda a, b: overlapped(a, b, group), tracing_mode=mode)(x, w)
+        assert _nodes(module) == FORWARD
+        torch.testing.assert_close(module(x, w), overlapped(x, w, group))
+    check_finished()
+
+
+def _compiled(how, function, keep):
+    if how == "dynamo":
+        return torch.compile(function, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True)
+    partition = {"partition_fn": min_cut_rematerialization_partition} if how == "min-cut" else {}
+    return aot_function(function, keep, keep, **partition)
+
+
+@pytest.mark.parametrize("how", ["default", "min-cut", "dynamo"])
+def test_aot_graphs_keep_nodes_and_order(how, fake_world):
+    """Forward and backward graphs; outputs and gradients as in eager mode."""
+    keep = _Keep()
+    x, w = torch.randn(8, 3), torch.randn(3, 3)
+    results = []
+    with fake_world(4) as group:
+        for function in (lambda a, b: overlapped(a, b, group), None):
+            function = function or _compiled(how, lambda a, b: overlapped(a, b, group), keep)
+            a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+            y, z = function(a, b)
+            (y.square().sum() + z.square().sum()).backward()
+            results.append((y.detach(), z.detach(), a.grad, b.grad))
+    torch.testing.assert_close(results[0], results[1])
+    forward, backward = keep.nodes
+    assert forward == FORWARD
+    assert [n for n in backward if n != "mm"] == ["all_to_all_start", "wait"]
+    assert backward[-1] == "wait"
+    assert backward.count("mm") >= 4
+    assert backward.index("all_to_all_start") < 2  # at most the recomputed product comes before it
+    check_finished()
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "reverse"),
+    [
+        ("all_to_all", lambda x, g: sw.all_to_all(x, g, [2, 0, 5, 1], [2, 3, 0, 4]), "all_to_all"),
+        ("all_gather", sw.all_gather, "reduce_scatter"),
+        ("reduce_scatter", sw.reduce_scatter, "all_gather"),
+        ("all_reduce", sw.all_reduce, "all_reduce"),
+    ],
+)
+def test_shape_changing_collectives_have_backward_graphs(name, function, reverse, fake_world):
+    """The gradient in flight has the input's shape, which need not be the result's."""
+    keep = _Keep()
+    x = torch.randn(8, 3, requires_grad=True)
+    with fake_world(4) as group:
+        y = aot_function(lambda a: function(a, group).cos(), keep, keep)(x)
+        y.sum().backward()
+    assert keep.nodes == [[f"{name}_start", "wait"], [f"{reverse}_start", "wait"]]
+    assert x.grad.shape == x.shape
+    check_finished()
+
+
+def test_graphs_run_on_real_ranks():
+    """With peers that really send, outputs and gradients are those of eager mode."""
+    run_ranks("tests.kernels.collectives.on_ranks:compiled_graph_is_eager", 2)
