@@ -10,12 +10,16 @@ from typing import Any
 
 from moebench.case import Case
 from moebench.local.child import ChildFailed, run_child
-from moebench.local.rows import rows_of_case, rows_without_number
+from moebench.local.clock import clock_for
+from moebench.local.rows import rows_of_case
 from moebench.local.worker import Request
 from moebench.results.rows import Row
+from moebench.sim.rows import rows_without_number
+from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
+WORKER = "moebench.local.worker"
 PROCESSES = 2
 BLOCKS = 7
 
@@ -60,9 +64,22 @@ def run_cases(
             reason = f"the local engine runs one rank and {topology.name} has {topology.ranks}: use --engine sim"
             yield from (rows_without_number(case, topology, "unsupported", reason) for case in point)
             continue
+        problem = _clock_problem(topology.hardware.kind)
+        if problem:
+            yield from (rows_without_number(case, topology, "unsupported", problem) for case in point)
+            continue
         found = measure_point(point, topology.hardware.kind, processes, blocks, threads)
         for case in point:
             yield rows_of_case(case, topology, found[case.hash])
+
+
+def _clock_problem(kind: str) -> str | None:
+    """Why this machine has no clock for hardware of a kind, or None."""
+    try:
+        clock_for(kind)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def by_point(cases: Sequence[Case]) -> list[tuple[Case, ...]]:
@@ -85,7 +102,7 @@ def measure_point(
     for process in range(processes):
         request = Request(tuple(cases), kind, process, blocks, detail=process == 0)
         try:
-            for message in run_child("moebench.local.worker", request, threads):
+            for message in run_child(WORKER, request, threads):
                 _take(found, message, process)
         except ChildFailed as error:
             for measured in found.values():

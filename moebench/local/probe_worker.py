@@ -83,13 +83,14 @@ def _memory_task(kind: str, size: int, request: ProbeRequest, send: Callable[...
 
 def _product_task(product: Product, dtype: str, request: ProbeRequest, send: Callable[..., None]) -> Callable[[], None]:
     def run() -> None:
-        from moebench.local.probes import product_probe
+        from moebench.local.probes import product_probes
         from moebench.workloads.dtypes import torch_dtype
 
-        probe = product_probe(product, torch_dtype(dtype))
-        seconds = median_seconds(probe.call, request.budget_s)
         shape = [product.m, product.n, product.k, product.batch]
-        send(kind="product", dtype=dtype, shape=shape, bytes=probe.bytes, flops=probe.flops, seconds=seconds)
+        for probe in product_probes(product, torch_dtype(dtype)):
+            seconds = median_seconds(probe.call, request.budget_s)
+            what = {"kind": "product", "dtype": dtype, "shape": shape, "label": probe.label}
+            send(**what, bytes=probe.bytes, flops=probe.flops, seconds=seconds)
 
     return run
 

@@ -2,9 +2,13 @@
 
 Kinds and byte counts are those of the cost model (moebench.kernels.cost.KINDS and the recorder's byte rules): selected
 rows are read and written, each operand once. Data are random: zeros and constant indices run at other speeds.
+
+Operands rotate through more memory than the last cache holds, and results are kept for as long: a training step comes
+back to a tensor only after it has touched most of its others, so that a call that is repeated on the same operands, all
+still in the cache, would measure what no step sees.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +16,15 @@ import torch
 from torch import Tensor
 
 from moebench.kernels.cost import Product
+from moebench.local.machine import last_cache_bytes
 
 Call = Callable[[], Any]
+Operands = tuple[Tensor, ...]
 FLOAT, INDEX = 4, 8  # bytes of an fp32 and of an int64 value
 ROW = 256  # columns of a token row in gathers and scatters
 EXPERTS = 16  # columns of a router's logits
+MOST_COPIES = 2048
+POOL_BYTES = 2 * (last_cache_bytes() or 32 << 20)
 
 
 @dataclass(frozen=True)
@@ -35,13 +43,40 @@ class Probe:
     flops: int = 0
 
 
+class _Rotation:
+    """A call on operands that change from call to call; the results of the last `POOL_BYTES` stay alive."""
+
+    def __init__(self, call: Callable[..., Any], operands: Sequence[Operands], kept: int) -> None:
+        self._call, self._operands = call, operands
+        self._results: list[Any] = [None] * kept
+        self._next = 0
+
+    def __call__(self) -> None:
+        number = self._next
+        self._next = number + 1
+        self._results[number % len(self._results)] = self._call(*self._operands[number % len(self._operands)])
+
+
+def _copies(bytes_each: int) -> int:
+    """How many operands of a size fill the pool."""
+    return max(2, min(MOST_COPIES, -(-POOL_BYTES // max(1, bytes_each))))
+
+
+def _probe(kind: str, label: str, moved: int, make: Callable[[], Operands], call: Callable[..., Any]) -> Probe:
+    """A probe over as many sets of operands as fill the pool; `make` makes one set."""
+    copies = _copies(moved)
+    return Probe(kind, label, moved, _Rotation(call, [make() for _ in range(copies)], copies))
+
+
 def _normal(*shape: int) -> Tensor:
-    return torch.randn(shape)
+    """Values from a table of random ones: drawing each would take longer than the measurement."""
+    count = 1
+    for size in shape:
+        count *= size
+    return _TABLE.repeat(-(-count // _TABLE.numel()))[:count].clone().view(shape)
 
 
-def _rows(count: int, among: int) -> Tensor:
-    """`count` distinct row numbers below `among`, in random order."""
-    return torch.randperm(among)[:count]
+_TABLE = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
 
 
 def memory_probes(kind: str, size: int) -> list[Probe]:
@@ -50,75 +85,89 @@ def memory_probes(kind: str, size: int) -> list[Probe]:
 
 
 def _pointwise(size: int) -> list[Probe]:
-    n = max(EXPERTS, size // (3 * FLOAT))
-    x, y = _normal(n), _normal(n)
-    m = max(EXPERTS, size // (2 * FLOAT))
-    z = _normal(m)
+    n, m = max(EXPERTS, size // (3 * FLOAT)), max(EXPERTS, size // (2 * FLOAT))
     return [
-        Probe("pointwise", "mul", 3 * n * FLOAT, lambda: torch.mul(x, y)),
-        Probe("pointwise", "relu", 2 * m * FLOAT, lambda: torch.relu(z)),
+        _probe("pointwise", "mul", 3 * n * FLOAT, lambda: (_normal(n), _normal(n)), torch.mul),
+        _probe("pointwise", "relu", 2 * m * FLOAT, lambda: (_normal(m),), torch.relu),
     ]
 
 
 def _copy(size: int) -> list[Probe]:
-    rows = max(2, size // (2 * FLOAT * 4 * ROW))
-    x = _normal(4, rows, ROW)
-    exchanged = x.transpose(0, 1)
+    row = max(1, min(ROW, size // (16 * FLOAT)))
+    rows = max(2, size // (2 * FLOAT * 4 * row))
+    moved = 2 * 4 * rows * row * FLOAT
+
+    def exchanged() -> Operands:
+        return (_normal(4, rows, row).transpose(0, 1),)
+
     return [
-        Probe("copy", "clone", 2 * x.numel() * FLOAT, lambda: x.clone()),
-        Probe("copy", "contiguous", 2 * x.numel() * FLOAT, lambda: exchanged.contiguous()),
+        _probe("copy", "clone", moved, lambda: (_normal(4, rows, row),), torch.clone),
+        _probe("copy", "contiguous", moved, exchanged, lambda x: x.contiguous()),
     ]
 
 
 def _fill(size: int) -> list[Probe]:
     n = max(1, size // FLOAT)
-    return [Probe("fill", "zeros", n * FLOAT, lambda: torch.zeros(n))]
+    return [_probe("fill", "zeros", n * FLOAT, lambda: (), lambda: torch.zeros(n))]
 
 
 def _reduction(size: int) -> list[Probe]:
     rows = max(1, size // (EXPERTS * FLOAT))
-    x = _normal(rows, EXPERTS)
-    moved = x.numel() * FLOAT + EXPERTS * FLOAT
+    read = rows * EXPERTS * FLOAT
+
+    def logits() -> Operands:
+        return (_normal(rows, EXPERTS),)
+
     return [
-        Probe("reduction", "sum of rows", moved, lambda: x.sum(0)),
-        Probe("reduction", "sum of columns", x.numel() * FLOAT + rows * FLOAT, lambda: x.sum(1)),
+        _probe("reduction", "sum of rows", read + EXPERTS * FLOAT, logits, lambda x: x.sum(0)),
+        _probe("reduction", "sum of columns", read + rows * FLOAT, logits, lambda x: x.sum(1)),
     ]
 
 
 def _softmax(size: int) -> list[Probe]:
     rows = max(1, size // (2 * EXPERTS * FLOAT))
-    x = _normal(rows, EXPERTS)
-    return [Probe("softmax", "softmax", 2 * x.numel() * FLOAT, lambda: torch.softmax(x, 1))]
+    moved = 2 * rows * EXPERTS * FLOAT
+    return [_probe("softmax", "softmax", moved, lambda: (_normal(rows, EXPERTS),), lambda x: torch.softmax(x, 1))]
 
 
 def _scan(size: int) -> list[Probe]:
     rows = max(1, size // (2 * EXPERTS * INDEX))
-    x = torch.randint(0, 2, (rows, EXPERTS))
-    return [Probe("scan", "cumsum", 2 * x.numel() * INDEX, lambda: torch.cumsum(x, 0))]
+    moved = 2 * rows * EXPERTS * INDEX
+
+    def mask() -> Operands:
+        return ((_normal(rows, EXPERTS) > 0).long(),)
+
+    return [_probe("scan", "cumsum", moved, mask, lambda x: torch.cumsum(x, 0))]
 
 
 def _gather(size: int) -> list[Probe]:
     rows = max(1, size // (2 * ROW * FLOAT))
-    x, chosen = _normal(rows, ROW), _rows(rows, rows)
-    moved = 2 * x.numel() * FLOAT + rows * INDEX
-    return [Probe("gather", "index_select", moved, lambda: x.index_select(0, chosen))]
+    moved = 2 * rows * ROW * FLOAT + rows * INDEX
+
+    def table() -> Operands:
+        return _normal(rows, ROW), torch.randperm(rows)
+
+    return [_probe("gather", "index_select", moved, table, lambda x, chosen: x.index_select(0, chosen))]
 
 
 def _scatter(size: int) -> list[Probe]:
     rows = max(1, size // (3 * ROW * FLOAT))
-    x, out, chosen = _normal(rows, ROW), _normal(rows, ROW), _rows(rows, rows)
-    moved = 2 * x.numel() * FLOAT + rows * INDEX
+    moved = 2 * rows * ROW * FLOAT + rows * INDEX
+
+    def tables() -> Operands:
+        return _normal(rows, ROW), torch.randperm(rows), _normal(rows, ROW)
+
+    added = moved + rows * ROW * FLOAT
     return [
-        Probe("scatter", "index_copy", moved, lambda: out.index_copy_(0, chosen, x)),
-        Probe("scatter", "index_add", moved + x.numel() * FLOAT, lambda: out.index_add_(0, chosen, x)),
+        _probe("scatter", "index_copy", moved, tables, lambda out, chosen, x: out.index_copy_(0, chosen, x)),
+        _probe("scatter", "index_add", added, tables, lambda out, chosen, x: out.index_add_(0, chosen, x)),
     ]
 
 
 def _sort(size: int) -> list[Probe]:
     rows = max(1, size // (EXPERTS * FLOAT))
-    x = _normal(rows, EXPERTS)
-    moved = x.numel() * FLOAT + rows * 2 * (FLOAT + INDEX)
-    return [Probe("sort", "topk", moved, lambda: torch.topk(x, 2))]
+    moved = rows * EXPERTS * FLOAT + rows * 2 * (FLOAT + INDEX)
+    return [_probe("sort", "topk", moved, lambda: (_normal(rows, EXPERTS),), lambda x: torch.topk(x, 2))]
 
 
 _MAKERS: dict[str, Callable[[int], list[Probe]]] = {
@@ -135,12 +184,22 @@ _MAKERS: dict[str, Callable[[int], list[Probe]]] = {
 MEMORY_KINDS = tuple(_MAKERS)
 
 
-def product_probe(product: Product, dtype: torch.dtype) -> Probe:
-    """A batched matrix product of the given shape."""
-    x = _normal(product.batch, product.m, product.k).to(dtype)
-    w = _normal(product.batch, product.k, product.n).to(dtype)
-    if product.batch == 1:
-        x, w = x[0], w[0]
-    elements = product.batch * (product.m * product.k + product.k * product.n + product.m * product.n)
-    label = f"{product.batch}x{product.m}x{product.n}x{product.k}"
-    return Probe("product", label, elements * x.element_size(), lambda: torch.matmul(x, w), product.flops)
+def product_probes(product: Product, dtype: torch.dtype) -> list[Probe]:
+    """A batched matrix product x w, and the two products of its backward, as a layer with weights [n, k] runs them."""
+    m, n, k, batch = product.m, product.n, product.k, product.batch
+    elements = batch * (m * k + k * n + m * n)
+    moved = elements * torch.empty((), dtype=dtype).element_size()
+    lead = (batch,) if batch > 1 else ()
+
+    def operands() -> Operands:
+        return _normal(*lead, m, k).to(dtype), _normal(*lead, n, k).to(dtype).transpose(-1, -2)
+
+    def transposed() -> Operands:
+        return _normal(*lead, k, m).to(dtype).transpose(-1, -2), _normal(*lead, k, n).to(dtype)
+
+    label = f"{batch}x{m}x{n}x{k}"
+    made = []
+    for name, make in (("forward", operands), ("weight gradient", transposed)):
+        probe = _probe("product", f"{label} {name}", moved, make, torch.matmul)
+        made.append(Probe("product", probe.label, moved, probe.call, product.flops))
+    return made

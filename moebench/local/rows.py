@@ -6,15 +6,11 @@ from typing import TYPE_CHECKING, Any
 from moebench.case import Case
 from moebench.local.stats import outliers, summarise
 from moebench.results.rows import Row, row_of
+from moebench.sim.rows import rows_without_number
 from moebench.workloads.machine import Topology
 
 if TYPE_CHECKING:
     from moebench.local.engine import Measured
-
-def rows_without_number(case: Case, topology: Topology, status: str, reason: str) -> list[Row]:
-    """The one row of a case that has no measured number."""
-    return [row_of(case, topology.hardware.name, "step_time", "s", None, status=status, reason=reason)]
-
 
 def rows_of_case(case: Case, topology: Topology, measured: "Measured") -> list[Row]:
     """Every sample, the summary of each regime, and what one step's operators add up to."""
@@ -52,8 +48,10 @@ def _detail_rows(case: Case, hardware: str, detail: Mapping[str, Any]) -> list[R
     rows = [row_of(case, hardware, "flops", "FLOP", float(sum(flops for *_, flops in detail["regions"])))]
     for metric, unit in (("device_bytes", "B"), ("launches", "1"), ("host_syncs", "1"), ("peak_memory", "B")):
         rows.append(row_of(case, hardware, metric, unit, float(detail[metric])))
-    for region, phase, seconds, flops in detail["regions"]:
+    for region, phase, seconds, _ in detail["regions"]:
         where = {"region": region, "phase": phase}
         rows.append(row_of(case, hardware, "region_time", "s", seconds, detail=where))
-        rows.append(row_of(case, hardware, "flops", "FLOP", float(flops), detail=where))
+    for region in dict.fromkeys(region for region, *_ in detail["regions"]):
+        flops = float(sum(part[3] for part in detail["regions"] if part[0] == region))
+        rows.append(row_of(case, hardware, "flops", "FLOP", flops, detail={"region": region}))
     return rows

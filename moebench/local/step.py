@@ -8,7 +8,6 @@ from torch import Tensor
 
 from moebench.case import Case
 from moebench.kernels.collectives.group import described_group
-from moebench.sim.engine import conventions_of
 from moebench.systems.interface import LayerWeights
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import LayerWorkload
@@ -40,16 +39,17 @@ def build_step(case: Case, device: torch.device) -> Step:
     Raises:
         CannotRun: the system doesn't support the workload.
     """
-    from moebench.systems.registry import get
+    from moebench.systems.registry import conventions_of, get
     from moebench.systems.training import TrainingStep
     from moebench.workloads.routing import imposed_input
 
     system = get(case.system)
-    problem = case.workload.problem(1) or system.supports(case.workload, conventions_of(case))
+    conventions = conventions_of(system, case.workload.gate, case.conventions)
+    problem = case.workload.problem(1) or system.supports(case.workload, conventions)
     if problem:
         raise CannotRun(problem)
     workload, group, dtype = case.workload, described_group(1), torch_dtype(case.workload.dtype)
-    layer = system.build(workload, group, conventions_of(case), device, dtype)
+    layer = system.build(workload, group, conventions, device, dtype)
     x_TD, gate_DE = imposed_input(workload, 0)
     layer.load_weights(_weights(workload, gate_DE, device, dtype))
     x_TD = x_TD.to(device, dtype).requires_grad_(workload.input_gradient)
