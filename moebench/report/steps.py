@@ -41,18 +41,18 @@ def steps_of(folder: RunFolder, cases: Sequence[str]) -> dict[str, Step]:
 
 
 def _replayed(folder: RunFolder, case: str, system: str) -> Step | None:
-    from moebench.explain import load_program, nominal_replay
+    from moebench.sim.recorded import load_case
 
     try:
-        programs, topology = load_program(folder, case)
+        recorded = load_case(folder.path, case)
     except InputError:
         return None
-    replay = nominal_replay(programs, topology)
+    replay = recorded.replayed()
     regions: dict[str, float] = {}
     for (region, _), time_s in replay.region_time_s.items():
         regions[region] = regions.get(region, 0.0) + float(time_s[0])
     regions["host"] = float(replay.host_bound_s[0])
-    program, timeline = programs[replay.reference], replay.timelines[replay.reference]
+    program, timeline = recorded.programs[replay.reference], replay.timelines[replay.reference]
     rows = []
     for op, h0, h1, t0, t1 in zip(
         program.ops, timeline.host_start_s, timeline.host_end_s, timeline.start_s, timeline.end_s

@@ -1,0 +1,37 @@
+"""One real run of a part of the hetu suite, simulated once for all report tests."""
+
+import types
+from dataclasses import replace
+
+import pytest
+
+from moebench.plan import Filters
+from moebench.report.html import write_report
+from moebench.run import begin, execute, prepare
+from moebench.workloads.load import load_suite
+
+
+class Silent:
+    """Follows a run without a word."""
+
+    def phase(self, title, total):
+        pass
+
+    def step(self, name):
+        pass
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory):
+    """The Switch gate at batch size 32 under every assumption, few draws; the correctness gate has its own tests."""
+    suite = replace(load_suite("hetu"), samples=16)
+    filters = Filters(gates=("switch",), batch_sizes=(32,))
+    job = begin(prepare(suite, filters, "sim"), tmp_path_factory.mktemp("run") / "hetu")
+    execute(job, Silent(), 1, lambda *_, **__: types.SimpleNamespace(status="passed", reason=""))
+    return job.folder
+
+
+@pytest.fixture(scope="session")
+def report(run_folder):
+    """The path of its report."""
+    return write_report(run_folder)

@@ -1,0 +1,116 @@
+"""The report as a file: self-contained, small, escaped, and saying what the rows say."""
+
+import json
+import re
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from moebench.claims.scoreboard import scoreboard
+from moebench.report.figures import map_figure, speedup_figure
+from moebench.report.html import render, write_report
+from moebench.report.style import SERIES, standalone, themed
+from moebench.report.view import page
+from moebench.results.store import RunFolder
+
+HOSTILE = "<script>alert(1)</script>\"'\n\u202egnp.exe"
+
+
+def test_report_is_one_small_file_without_addresses(report):
+    """At most 5 MB, nothing loaded from anywhere: the only addresses are the namespaces of SVG."""
+    text = report.read_text(encoding="utf-8")
+    assert report.stat().st_size < 5e6
+    loaded = re.findall(r'(?:src|href)="([^"#][^"]*)"', text)
+    assert [address for address in loaded if not address.startswith(("data:", "#"))] == []
+    assert "Content-Security-Policy" in text
+    assert "default-src 'none'" in text
+    assert "@import" not in text
+
+
+def test_report_bytes_depend_on_the_run_alone(run_folder, report, tmp_path):
+    """Written twice, the report is the same."""
+    assert write_report(run_folder, tmp_path / "again.html").read_bytes() == report.read_bytes()
+
+
+def test_report_says_what_the_scoreboard_says(run_folder, report):
+    """Every judged claim stands with its verdict, value and reason; every other one with what it needs."""
+    view = page(run_folder)
+    cards = {card["id"]: card for card in view["claims"]}
+    others = {row[0]: row for row in view["not_run"].rows}
+    for score in scoreboard(run_folder.suite, run_folder):
+        if score.obtained is None:
+            assert others[score.claim.id][-1].rstrip(".").lower() == score.why.lower()
+        else:
+            card = cards[score.claim.id]
+            assert card["verdict"] == score.verdict
+            assert float(card["obtained"].rstrip("x")) == pytest.approx(score.obtained, rel=0.01)
+    assert len(cards) + len(others) == len(scoreboard(run_folder.suite, run_folder))
+
+
+def test_breakdown_adds_up_to_the_step(run_folder):
+    """The regions of each bar, the host's waiting included, are the step time of the case's row."""
+    figures = {f.title: f for e in page(run_folder)["experiments"] for f in e["figures"]}
+    table = figures["Where the time goes"].table
+    for column in range(1, len(table.columns)):
+        *parts, total = [float(row[column].replace(",", "").replace("–", "0")) for row in table.rows]
+        assert sum(parts) == pytest.approx(total, rel=0.01)
+
+
+def test_hostile_names_are_escaped(run_folder):
+    """Text that came from a file stays text."""
+    view = page(run_folder)
+    view["title"] = view["headline"] = view["command"] = HOSTILE
+    view["experiments"][0]["figures"] = [
+        replace(figure, finding=HOSTILE, svg=themed('<svg viewBox="0 0 1 1"></svg>', HOSTILE, HOSTILE, "x"))
+        for figure in view["experiments"][0]["figures"]
+    ]
+    text = render(view)
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+
+
+def test_unfinished_run_says_so(run_folder, tmp_path):
+    """A report of a run that was interrupted names how many cases it has."""
+    part = tmp_path / "part"
+    part.mkdir()
+    record = json.loads((run_folder.path / "run.json").read_text())
+    record["finished"] = None
+    (part / "run.json").write_text(json.dumps(record))
+    lines = run_folder.results.read_text().splitlines(keepends=True)
+    (part / "results.jsonl").write_text("".join(lines[: len(lines) // 2]))
+    text = write_report(RunFolder.open(part)).read_text()
+    assert "unfinished" in text
+
+
+def test_run_without_any_row_has_a_report(run_folder, tmp_path):
+    """Nothing obtained is not an error: every claim says what it needs."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "run.json").write_bytes((run_folder.path / "run.json").read_bytes())
+    assert "what it would need" in write_report(RunFolder.open(empty)).read_text()
+
+
+def test_figures_draw_what_is_missing_as_text():
+    """A point without a number is named where it would be; no bar is invented."""
+    points = pd.DataFrame(
+        [
+            {"gate": "switch", "batch_size": 8, "size": "1x8", "value": 2.0, "low": 1.5, "high": 2.5, "note": ""},
+            {"gate": "switch", "batch_size": 16, "size": "1x8", "value": None, "low": None, "high": None,
+             "note": "baseline out of memory"},
+        ]
+    )  # fmt: skip
+    svg = speedup_figure(points, pd.DataFrame(columns=["gate", "batch_size", "value", "label"]), "speedup")
+    assert "baseline out of memory" in svg
+    conditions = pd.DataFrame(
+        [{"label": "only", "group": "gpu", "median": float("nan"), "low": None, "high": None, "note": "no ratio"}]
+    )
+    assert "no ratio" in map_figure(conditions, 8.1, 1.0, "speedup")
+
+
+def test_colours_become_variables_or_light_values():
+    """No sentinel colour is left on a page or in a file."""
+    svg = f'<svg viewBox="0 0 10 10" xmlns="http://www.w3.org/2000/svg"><path id="a" style="fill: {SERIES[0]}"/></svg>'
+    assert SERIES[0] not in themed(svg, "t", "d", "k")
+    assert 'id="k-a"' in themed(svg, "t", "d", "k")
+    assert "#0072b2" in standalone(svg)
