@@ -1,0 +1,32 @@
+"""`moebench trace`: the simulated timeline of a case as a file for Perfetto."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("case")
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    required=True,
+    help="File to write; compressed where it ends with .gz.",
+)
+def command(run: Path, case: str, output: Path) -> None:
+    """Write the timeline of CASE of the run folder RUN: open it at ui.perfetto.dev or chrome://tracing.
+
+    CASE is a case's name, or a part of it that no other case has.
+    """
+    from moebench.perfetto import chrome_trace, write_trace
+    from moebench.results.store import storage
+    from moebench.sim.recorded import load_case
+
+    recorded = load_case(run, case)
+    document = chrome_trace(recorded.programs, recorded.replayed(), recorded.case.name)
+    with storage(output):
+        write_trace(document, output)
+    click.echo(output)

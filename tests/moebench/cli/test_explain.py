@@ -1,0 +1,98 @@
+import gzip
+import json
+
+import pytest
+
+from moebench.cli import main
+from moebench.plan import Filters
+from moebench.run import begin, prepare
+from moebench.sim.engine import trace_key
+from moebench.trace.serialise import programs_to_json
+from moebench.workloads.load import load_suite
+from tests.moebench.sim.sim_machines import ProgramBuilder, all_to_all
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run of two systems on one point, with hand-made programs in place of recorded ones."""
+    filters = Filters(
+        systems=("deepspeed", "hetumoe"),
+        gates=("switch",),
+        batch_sizes=(8,),
+        topologies=("1x8-titan-rtx",),
+        quick=True,
+    )
+    ready = prepare(load_suite("hetu"), filters)
+    job = begin(ready, tmp_path_factory.mktemp("run") / "run")
+    job.folder.traces.mkdir()
+    for case in job.cases:
+        builder = ProgramBuilder(0, 8)
+        if case.system == "deepspeed":
+            builder.product(8192, 2048, 8192, region="dispatch")
+        builder.wait(builder.start(all_to_all(range(8), 10**6)))
+        builder.product(2048, 2048, 2048)
+        path = job.folder.traces / f"{trace_key(case, 8)}.json.gz"
+        path.write_bytes(gzip.compress(programs_to_json([builder.program()]).encode()))
+    return job.folder.path
+
+
+def moebench(capsys, *arguments):
+    """Run the command line; returns exit status, standard output, standard error."""
+    with pytest.raises(SystemExit) as left:
+        main([str(a) for a in arguments])
+    return left.value.code, *capsys.readouterr()
+
+
+def test_explain_one_case(run_folder, capsys):
+    """Sentences, then regions and operators."""
+    status, out, _ = moebench(capsys, "explain", run_folder, "deepspeed", "--top", 1)
+    assert status == 0
+    assert "overall/switch/b8/1x8-titan-rtx/e16/deepspeed takes " in out
+    assert "aten::bmm  dispatch, forward" in out
+    assert "operators more: --top" in out
+
+
+def test_explain_two_cases(run_folder, capsys):
+    """What one does that the other doesn't."""
+    status, out, _ = moebench(capsys, "explain", run_folder, "deepspeed", "hetumoe")
+    assert status == 0
+    assert "times as long as hetumoe" in out
+    assert "Only deepspeed runs operators worth" in out
+    assert "not run" in out
+
+
+def test_explain_as_json(run_folder, capsys):
+    """One document with the words and the numbers behind them."""
+    status, out, _ = moebench(capsys, "explain", run_folder, "deepspeed", "hetumoe", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["words"][0].startswith("deepspeed takes")
+    assert found["first"]["step_s"] > found["second"]["step_s"] > 0
+    status, out, _ = moebench(capsys, "explain", run_folder, "hetumoe", "--json")
+    assert {part["region"] for part in json.loads(out)["regions"]} == {"exchange", "experts"}
+
+
+def test_trace_writes_a_timeline(run_folder, tmp_path, capsys):
+    """A file that Perfetto opens."""
+    status, out, _ = moebench(capsys, "trace", run_folder, "hetumoe", "-o", tmp_path / "t.json")
+    assert (status, out.strip()) == (0, str(tmp_path / "t.json"))
+    found = json.loads((tmp_path / "t.json").read_text())
+    assert found["otherData"]["case"] == "overall/switch/b8/1x8-titan-rtx/e16/hetumoe"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("explain", "nowhere", "x"), "no run here"),
+        (("explain", "{run}", "nothing-like-it"), "no case matches 'nothing-like-it'; near ones: overall/switch"),
+        (("explain", "{run}", "switch"), "2 cases match 'switch'"),
+        (("trace", "{run}", "hetumoe", "-o", "{tmp}/missing/t.json"), "can't write"),
+        (("trace", "{run}", "hetumoe"), "Missing option '-o'"),
+    ],
+)
+def test_bad_input_says_what_is_wrong(run_folder, tmp_path, capsys, arguments, text):
+    """Exit status 2, one line, nothing on standard output."""
+    filled = [a.format(run=run_folder, tmp=tmp_path) for a in arguments]
+    status, out, err = moebench(capsys, *filled)
+    assert (status, out) == (2, "")
+    assert text in err
