@@ -40,7 +40,6 @@ BANNED = {
     "aten::unique_dim_consecutive": _MASK,
     "aten::_unique": _MASK,
     "aten::_unique2": _MASK,
-    "aten::native_dropout": _DROPOUT,
     "aten::dropout": _DROPOUT,
     "aten::_local_scalar_dense": _READ,
     "aten::item": _READ,

@@ -22,9 +22,10 @@ class Call:
 
     Attributes:
         inputs: tensor arguments in order, lists flattened; storages: a serial number of the storage of each.
+        out, results: what it returned, and the tensors in it.
         mutated: tensor arguments that the operator writes.
         fresh: results in storages of their own.
-        in_place: whether the destination of a scatter is written where it is, without a copy.
+        in_place: whether a destination is written where it is, without a copy.
     """
 
     args: Sequence[Any]
@@ -32,8 +33,10 @@ class Call:
     inputs: list[Tensor]
     storages: list[int]
     mutated: list[Tensor]
-    fresh: list[Tensor]
     in_place: bool
+    out: Any = None
+    results: Sequence[Tensor] = ()
+    fresh: Sequence[Tensor] = ()
 
     def argument(self, position: int, name: str) -> Any:
         """An argument by position or keyword, None where it was left out."""

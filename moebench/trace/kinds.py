@@ -17,17 +17,18 @@ _NAMES = {
     "view": "_unsafe_view _reshape_alias lift alias set view_as unsafe_split unsafe_split_with_sizes",
     "allocation": "empty empty_like new_empty empty_strided new_empty_strided empty_permuted resize resize_as",
     "fill": "zeros zeros_like new_zeros zero ones ones_like new_ones full full_like new_full fill arange linspace "
-    "logspace eye scalar_tensor rand rand_like randn randn_like randint randint_like randperm uniform normal "
+    "logspace eye rand rand_like randn randn_like randint randint_like randperm uniform normal "
     "exponential random geometric cauchy log_normal tril_indices triu_indices",
     "copy": "clone copy cat stack _stack flip roll repeat constant_pad_nd slice_backward select_backward "
     "slice_scatter select_scatter diagonal_scatter diagonal_backward as_strided_scatter unfold_backward diag_embed "
     "block_diag pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im",
-    "pointwise": "_to_copy masked_fill tril triu where bernoulli lerp addcmul addcdiv clamp threshold_backward "
-    "gelu_backward silu_backward sigmoid_backward tanh_backward softplus_backward leaky_relu_backward "
-    "hardtanh_backward elu_backward logit_backward hardswish hardswish_backward hardsigmoid_backward "
-    "hardshrink_backward softshrink_backward glu glu_backward log_sigmoid_forward log_sigmoid_backward rsub "
-    "floor_divide addr isin complex polar mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss "
-    "smooth_l1_loss_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits",
+    "pointwise": "_to_copy native_dropout native_dropout_backward masked_fill tril triu where bernoulli lerp addcmul "
+    "addcdiv clamp threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward "
+    "softplus_backward leaky_relu_backward hardtanh_backward elu_backward logit_backward hardswish "
+    "hardswish_backward hardsigmoid_backward hardshrink_backward softshrink_backward glu glu_backward "
+    "log_sigmoid_forward log_sigmoid_backward rsub floor_divide addr isin complex polar mse_loss_backward "
+    "huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy "
+    "binary_cross_entropy_backward binary_cross_entropy_with_logits",
     "reduction": "sum mean amax amin max min argmax argmin all any prod norm var std var_mean std_mean logsumexp "
     "linalg_vector_norm count_nonzero aminmax median nanmedian mode trace dist native_layer_norm "
     "native_layer_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward "

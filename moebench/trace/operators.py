@@ -1,4 +1,6 @@
-"""What is known of an operator before it is called: kind, stream, byte rule, FLOPs; worked out once an overload."""
+"""What is known of an operator before it is called (kind, stream, byte rule, FLOPs), worked out once an overload; and
+what a call of it costs.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,17 +12,17 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from moebench.kernels.cost import CostFunction, Product, declared_cost
+from moebench.kernels.cost import Cost, CostFunction, Product, declared_cost
 from moebench.program import COMMUNICATION, COMPUTE
 from moebench.trace.banned import explicit_form, takes_mask
-from moebench.trace.bytes import Rule, byte_rule
+from moebench.trace.bytes import Call, Rule, byte_rule, touched_bytes
 from moebench.trace.errors import UnknownOperator
 from moebench.trace.exchange import STARTS, WAIT
 from moebench.trace.kinds import base_name, kind_of
 
-# Under a dispatch mode autograd detaches every output that it saves, which it doesn't do without one. A detach that the
-# program asks for looks the same, and does no device work either.
-_UNSEEN = ("aten::detach",)
+# A dispatch mode makes torch call these where it wouldn't without one: autograd detaches every output that it saves,
+# and the number in `torch.where(mask, x, 0.0)` becomes a tensor. A program's own detach does no device work either.
+_UNSEEN = ("aten::detach", "aten::scalar_tensor")
 _PROFILER = "profiler::"
 
 
@@ -96,6 +98,32 @@ def _plain(overload: OpOverload, name: str, mutated: tuple[tuple[int, str], ...]
         products=_PRODUCTS.get(base_name(overload)),
         in_place_name=_IN_PLACE_FORMS.get(name),
     )
+
+
+def mutated_arguments(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a call writes, lists flattened."""
+    mutated: list[Tensor] = []
+    for position, name in operator.mutated:
+        value = args[position] if position < len(args) else kwargs.get(name)
+        mutated.extend(value if isinstance(value, (list, tuple)) else [value])
+    return [tensor for tensor in mutated if tensor is not None]
+
+
+def cost_of(operator: Operator, call: Call) -> Cost:
+    """What one finished call did to the device: the declared cost of a custom operator, else by rule."""
+    if operator.cost is not None:
+        return operator.cost(call.out, *call.args, **call.kwargs)
+    if operator.algorithm is not None:
+        return Cost("collective", 0, touched_bytes(call.inputs[0]), touched_bytes(call.results[0]))
+    if operator.rule is None:
+        return Cost(operator.kind)
+    read, written = operator.rule(call)
+    products = operator.products(call.args) if operator.products is not None else ()
+    if products:
+        flops = sum(product.flops for product in products)
+    else:
+        flops = operator.flops(*call.args, **call.kwargs, out_val=call.out) if operator.flops is not None else 0
+    return Cost(operator.kind, flops, read, written, 0, products)
 
 
 _IN_PLACE_FORMS = {

@@ -15,15 +15,14 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moebench.kernels.cost import Cost
 from moebench.kernels.host import notifying
 from moebench.program import BACKWARD, COMPUTE, Op, Program
 from moebench.trace.banned import RefusePythonCalls, refuse, refuse_masks, refuse_stock_optimizer
-from moebench.trace.bytes import Call, touched_bytes
+from moebench.trace.bytes import Call
 from moebench.trace.errors import TraceError
 from moebench.trace.exchange import collective_of
 from moebench.trace.memory import LiveStorages
-from moebench.trace.operators import Operator, operator_of
+from moebench.trace.operators import Operator, cost_of, mutated_arguments, operator_of
 from moebench.trace.regions import Attribution
 
 _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -92,75 +91,44 @@ class Recorder:
     def _on_operator(self, overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one operator and append its Op."""
         operator = operator_of(overload)
-        if operator.refusal is not None:
-            raise refuse(operator.name, operator.refusal)
+        _refuse(operator, args)
         if operator.is_unseen:
-            if operator.is_profiler_mark:
-                refuse_stock_optimizer(args)
-            return overload(*args, **kwargs)
-        if operator.takes_mask:
-            refuse_masks(operator.name, args)
+            out = overload(*args, **kwargs)
+            if isinstance(out, Tensor):
+                self._memory.allocate(out)
+            return out
         region, phase = self._attribution.locate(operator.name)
         inputs = _tensors_in(args, kwargs)
         storages = [self._memory.adopt(tensor) for tensor in inputs]
+        mutated = mutated_arguments(operator, args, kwargs) if operator.mutated else []
         reuses = operator.in_place_name is not None and phase == BACKWARD and self._reuses_first(args, storages)
-        out = overload(*args, **kwargs)
-        results = _tensors_in((out,), None)
-        self._check_device(operator.name, inputs)
-        self._check_device(operator.name, results)
-        self._append(operator, region, phase, args, kwargs, inputs, storages, out, results, reuses)
-        return out
+        call = Call(args, kwargs, inputs, storages, mutated, in_place=reuses or bool(mutated))
+        call.out = overload(*args, **kwargs)
+        self._append(operator, call, region, phase, reuses)
+        return call.out
 
-    def _append(
-        self,
-        operator: Operator,
-        region: str,
-        phase: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        inputs: list[Tensor],
-        storages: list[int],
-        out: Any,
-        results: list[Tensor],
-        reuses: bool,
-    ) -> None:
+    def _append(self, operator: Operator, call: Call, region: str, phase: str, reuses: bool) -> None:
+        results = call.results = _tensors_in((call.out,), None)
+        self._check_device(operator.name, call.inputs)
+        self._check_device(operator.name, results)
         allocated = [self._memory.allocate(tensor) for tensor in results]
-        fresh = [tensor for tensor, storage in zip(results, allocated) if storage not in storages]
-        index = len(self.ops)
-        collective, waits_on = None, ()
-        if operator.rule is not None:
-            cost = _plain_cost(operator, args, kwargs, inputs, storages, fresh, out, reuses)
-        elif operator.cost is not None:
-            cost = operator.cost(out, *args, **kwargs)
-        elif operator.algorithm is not None:
-            collective = collective_of(operator.algorithm, args, results[0])
+        call.fresh = [tensor for tensor, storage in zip(results, allocated) if storage not in call.storages]
+        cost = cost_of(operator, call)
+        index, collective, waits_on = len(self.ops), None, ()
+        if operator.algorithm is not None:
+            collective = collective_of(operator.algorithm, call.args, results[0])
             self._starts[allocated[0]] = index
-            cost = Cost("collective", 0, touched_bytes(inputs[0]), touched_bytes(results[0]))
-        else:
-            waits_on = (self._start_of(storages[0]),)
-            cost = Cost("wait")
+        elif cost.kind == "wait":
+            waits_on = (self._start_of(call.storages[0]),)
         if not reuses:
             self._memory.settle(cost.workspace_bytes)
         self._zeros = allocated[0] if cost.kind == "fill" and len(allocated) == 1 else None
-        tensors = inputs + results
-        self.ops.append(
-            Op(
-                index,
-                operator.in_place_name if reuses else operator.name,
-                cost.kind,
-                operator.stream,
-                region,
-                phase,
-                tuple([tuple(tensor.shape) for tensor in tensors]),
-                _first_dtype(tensors),
-                cost.flops,
-                cost.bytes_read,
-                cost.bytes_written,
-                cost.products,
-                collective,
-                waits_on,
-            )
-        )
+        tensors = call.inputs + results
+        name = operator.in_place_name if reuses and operator.in_place_name else operator.name
+        shapes = tuple([tuple(tensor.shape) for tensor in tensors])
+        place = (index, name, cost.kind, operator.stream, region, phase, shapes, _first_dtype(tensors))
+        work = (cost.flops, cost.bytes_read, cost.bytes_written, cost.products)
+        self.ops.append(Op(*place, *work, collective, waits_on))
 
     def _reuses_first(self, args: Sequence[Any], storages: list[int]) -> bool:
         """Whether autograd itself would write this result into its first argument, were no dispatch mode listening.
@@ -217,33 +185,14 @@ def record_step(step: Callable[..., Any], args: Sequence[Any] = (), persistent: 
     return recorder
 
 
-def _plain_cost(
-    operator: Operator,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    inputs: list[Tensor],
-    storages: list[int],
-    fresh: list[Tensor],
-    out: Any,
-    reuses: bool,
-) -> Cost:
-    mutated = _mutated(operator, args, kwargs)
-    call = Call(args, kwargs, inputs, storages, mutated, fresh, in_place=bool(mutated) or reuses)
-    read, written = operator.rule(call)
-    products = operator.products(args) if operator.products is not None else ()
-    if products:
-        flops = sum(product.flops for product in products)
-    else:
-        flops = operator.flops(*args, **kwargs, out_val=out) if operator.flops is not None else 0
-    return Cost(operator.kind, flops, read, written, 0, products)
-
-
-def _mutated(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    mutated: list[Tensor] = []
-    for position, name in operator.mutated:
-        value = args[position] if position < len(args) else kwargs.get(name)
-        mutated.extend(value if isinstance(value, (list, tuple)) else [value])
-    return [tensor for tensor in mutated if tensor is not None]
+def _refuse(operator: Operator, args: Sequence[Any]) -> None:
+    """Raise where the operator, or this call of it, may not be traced."""
+    if operator.refusal is not None:
+        raise refuse(operator.name, operator.refusal)
+    if operator.is_profiler_mark:
+        refuse_stock_optimizer(args)
+    elif operator.takes_mask:
+        refuse_masks(operator.name, args)
 
 
 def _tensors_in(values: Iterable[Any], named: dict[str, Any] | None) -> list[Tensor]:

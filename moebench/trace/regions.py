@@ -15,6 +15,7 @@ from moebench.program import BACKWARD, FORWARD, OPTIMIZER
 from moebench.trace.errors import UnattributedOperator
 
 _ACCUMULATION = 2**64 - 1
+_ROOT = "torch::autograd::GraphRoot"
 _MACHINERY = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _get_node = torch._C._current_autograd_node
 _get_next_number = torch.autograd._get_sequence_nr
@@ -68,6 +69,8 @@ class Attribution:
             return "grad-sync"
         region = self._region_of.get(number)
         if region is None:
+            if node.name() == _ROOT:
+                return "loss"
             below = bisect_right(self._numbers, number)
             if below == 0:
                 raise UnattributedOperator(

@@ -1,6 +1,7 @@
 """A small dropless layer with an uneven exchange: the kind of program whose shapes follow the routing.
 
-Every rank sends each expert exactly the rows that chose it, after an exchange of counts that both ends read on the host.
+Every rank sends each expert exactly the rows that chose it, after an exchange of counts that both ends read on the
+host.
 T tokens, E experts, L local experts, K choices, D model, N rows sent, M rows received.
 """
 

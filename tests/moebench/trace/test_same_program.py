@@ -1,0 +1,144 @@
+"""The trace is the program: real CPU ranks under the same recorder execute exactly what the meta trace says.
+
+Equal means equal Ops, in order: names, shapes, dtypes, kinds, streams, regions, phases, FLOPs, bytes, collectives and
+waits.
+Starting ranks takes longer than all of their steps, so each number of ranks is started once for every test.
+"""
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from moebench.ranks import run_ranks
+from moebench.systems.registry import get, systems
+from moebench.trace.layer import trace_layer
+from moebench.workloads.conventions import COMMON, Conventions
+from moebench.workloads.layer import GateSpec, LayerWorkload, RoutingSpec
+from tests.moebench.trace import rank_programs
+from tests.moebench.trace.ragged import RAGGED
+
+GATES = (GateSpec("switch"), GateSpec("gshard", 2), GateSpec("topk", 1), GateSpec("topk", 3))
+DROPLESS = Conventions(capacity_rule="unlimited")
+WORLDS = (1, 2, 4)
+NAMES = sorted(systems())
+BASE = LayerWorkload(GATES[1], 2, 23, 24, 20, 8)
+ZIPF = replace(BASE, gate=GATES[0], routing=RoutingSpec("zipf"))
+RAGGED_ZIPF = replace(BASE, gate=GateSpec("topk", 2), routing=RoutingSpec("zipf"))
+VARIANTS = {
+    "gelu": replace(BASE, activation="gelu"),
+    "swiglu": replace(BASE, activation="swiglu"),
+    "constant input": replace(BASE, input_gradient=False),
+    "bf16": replace(BASE, dtype="bf16"),
+    "fp64": replace(BASE, dtype="fp64"),
+    "no tokens": replace(BASE, batch_size=0),
+    "one token": replace(BASE, batch_size=1, sequence=1),
+    "capacity above tokens": replace(BASE, capacity_factor=20.0),
+    "exact routing": replace(BASE, routing=RoutingSpec("exact")),
+}
+
+
+def _cases(world):
+    """(system, workload, conventions) by test: what ranks of this number run."""
+    cases = defaultdict(list)
+    for name in NAMES:
+        system = get(name)
+        for gate in GATES:
+            workload, shipped = replace(BASE, gate=gate), system.as_shipped(gate)
+            if system.supports(workload, COMMON) is None:
+                cases["common", name].append((name, workload, COMMON))
+            if world == 2 and system.supports(workload, shipped) is None:
+                cases["as shipped", name].append((name, workload, shipped))
+        for variant, workload in VARIANTS.items() if world == 2 else ():
+            cases[variant, name].append((name, workload, COMMON))
+        if system.supports(ZIPF, DROPLESS) is None:
+            cases["dropless", name].append((name, ZIPF, DROPLESS))
+    cases["ragged", RAGGED.name].append((RAGGED.name, RAGGED_ZIPF, DROPLESS))
+    return cases
+
+
+@cache
+def _real(world):
+    """Every case of `_cases` with the programs that the ranks executed."""
+    cases = _cases(world)
+    flat = [case for group in cases.values() for case in group]
+    results = run_ranks(f"{rank_programs.__name__}:record_each", world, (flat,), timeout_s=240)
+    by_case = dict(zip(flat, zip(*results, strict=True), strict=True))
+    return {key: [(case, by_case[case]) for case in group] for key, group in cases.items()}
+
+
+def _assert_same(key, world):
+    """Every rank's real program against the traced one that stands for it, op by op; the latter, case by case."""
+    traced = []
+    for (name, workload, conventions), real in _real(world)[key]:
+        system = RAGGED if name == RAGGED.name else get(name)
+        programs = trace_layer(system, workload, world, conventions)
+        assert sorted(rank for program in programs for rank in program.stands_for) == list(range(world))
+        for program in programs:
+            for rank in program.stands_for:
+                for ours, theirs in zip(program.ops, real[rank].ops):
+                    assert ours == theirs
+                assert len(program.ops) == len(real[rank].ops)
+                assert program.persistent_bytes == real[rank].persistent_bytes
+                assert program.peak_bytes == real[rank].peak_bytes
+        traced.append(programs)
+    return traced
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_real_ranks_execute_the_traced_program(name, world):
+    """Every system and gate under common Conventions, with drops."""
+    assert len(_assert_same(("common", name), world)) >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_real_ranks_execute_the_traced_program_as_shipped(name):
+    """The same under each system's own Conventions, noise and random drops among them."""
+    assert len(_assert_same(("as shipped", name), 2)) >= 3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_variants_of_the_layer_are_traced_as_they_run(name, variant):
+    """Activations, dtypes, a constant input, no tokens, one token, more capacity than tokens."""
+    assert _assert_same((variant, name), 2)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", [name for name in NAMES if get(name).supports(ZIPF, DROPLESS) is None])
+def test_dropless_capacity_is_read_as_real_ranks_read_it(name, world):
+    """Under Zipf routing the capacity is the largest count anywhere, a host read: one program for all ranks."""
+    ((program,),) = _assert_same(("dropless", name), world)
+    assert [op.name for op in program.ops if op.kind == "host-read"] == ["host::max_expert_count"]
+    assert program.stands_for == range(world)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_uneven_exchange_moves_what_real_ranks_move(world):
+    """A ragged layer: each rank has a program of its own, with the bytes to and from each peer."""
+    (programs,) = _assert_same(("ragged", RAGGED.name), world)
+    assert len(programs) == world
+    exchanges = [[op.collective for op in p.ops if op.collective and op.collective.send_bytes] for p in programs]
+    assert all(len(of_rank) == (4 if world > 1 else 0) for of_rank in exchanges)
+    for nth in zip(*exchanges):
+        for rank, sender in enumerate(nth):
+            assert sender.send_bytes == tuple(receiver.receive_bytes[rank] for receiver in nth)
+        assert len({size for sender in nth for size in sender.send_bytes}) > 1
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_start_is_waited_for_once_and_every_operator_has_a_region(name, world):
+    """Starts stand on the communication stream, waits on compute; each wait names its own start."""
+    for _, real in _real(world)["common", name]:
+        ops = real[0].ops
+        starts = [op.index for op in ops if op.kind == "collective"]
+        waits = [op.waits_on for op in ops if op.kind == "wait"]
+        assert sorted(waits) == [(start,) for start in starts]
+        assert bool(starts) == (world > 1)
+        assert {op.stream for op in ops if op.kind == "collective"} <= {"communication"}
+        assert {op.stream for op in ops if op.kind != "collective"} == {"compute"}
+        assert all(op.region for op in ops)
+        assert [op.index for op in ops] == list(range(len(ops)))
