@@ -13,6 +13,7 @@ STARTS = {
     "moebench::all_gather_start": "all_gather",
     "moebench::reduce_scatter_start": "reduce_scatter",
     "moebench::all_reduce_start": "all_reduce",
+    "moebench::all_reduce_start_": "all_reduce",  # in place: gradient buckets
 }
 WAIT = "moebench::wait"
 
