@@ -5,6 +5,7 @@ Errors go by unit: a ratio |ours - theirs| / |theirs - 1|, so that 1.13x is not 
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,11 +78,11 @@ def pool(outcomes: Sequence[np.ndarray]) -> Agreement:
 
     A verdict needs `AGREEMENT`; where the draws agree on being out of memory, nothing was compared: not run.
     """
-    shares: dict[str, float] = {}
+    parts: dict[str, list[float]] = {}
     for words in outcomes:
-        names, counts = np.unique(words, return_counts=True)
-        for name, count in zip(names, counts):
-            shares[str(name)] = shares.get(str(name), 0.0) + float(count) / len(words) / len(outcomes)
+        for name, count in Counter(map(str, words)).items():
+            parts.setdefault(name, []).append(count / len(words))
+    shares = {name: math.fsum(part) / len(outcomes) for name, part in parts.items()}
     shares = dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
     top, share = next(iter(shares.items()))
     if share < AGREEMENT - 1e-9:

@@ -19,7 +19,7 @@ FACTORS = {"deepspeed": 8.0, "deepspeed_sparse": 2.0, "hetumoe": 1.0, "reference
 
 @dataclass
 class Behaviour:
-    """What the engine does besides: after `stop_after` cases it raises `error`; the hungry system runs out of memory."""
+    """After `stop_after` cases the engine raises `error`; the hungry system runs out of memory."""
 
     stop_after: int | None = None
     error: BaseException | None = None

@@ -72,7 +72,8 @@ def test_a_resumed_run_uses_the_machines_it_began_with(fake, tmp_path, in_folder
     """A user's topology file may be gone when the run goes on: its contents are in run.json."""
     cluster = in_folder / "mine.toml"
     cluster.write_text('schema_version = 1\nextends = "titan-rtx"\nnodes = 3\n')
-    job = start(tmp_path / "run", Filters(gates=("switch",), topologies=("mine.toml",), overrides={"nic.latency": "1us"}))
+    overrides = {"nic.latency": "1us"}
+    job = start(tmp_path / "run", Filters(gates=("switch",), topologies=("mine.toml",), overrides=overrides))
     cluster.unlink()
     again = resume(job.folder.path)
     assert [case.hash for case in again.cases] == [case.hash for case in job.cases]
@@ -110,7 +111,8 @@ def test_a_disk_that_fills_up_is_one_clear_error(fake, tmp_path):
 def test_other_failures_are_not_taken_for_the_disk(fake, tmp_path):
     """A fault of an engine is not reported as a full disk."""
     job = start(tmp_path / "run")
-    with behaving(stop_after=1, error=OSError(errno.ENOENT, "no such thing")), pytest.raises(OSError, match="no such thing"):
+    fault = OSError(errno.ENOENT, "no such thing")
+    with behaving(stop_after=1, error=fault), pytest.raises(OSError, match="no such thing"):
         execute(job, Watch())
     assert len(job.folder.done()) == 1
 

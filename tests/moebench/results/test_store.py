@@ -167,7 +167,11 @@ def test_an_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch)
     """A reader never sees half a file, and no scratch file stays."""
     file = tmp_path / "run.json"
     file.write_text("old")
-    monkeypatch.setattr(store.os, "replace", lambda a, b: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+
+    def refuse(source, target):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(store.os, "replace", refuse)
     with pytest.raises(OSError, match="Input/output"):
         store.write_atomically(file, "new")
     assert file.read_text() == "old"
@@ -176,9 +180,9 @@ def test_an_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch)
 
 def test_two_writers_are_refused(job):
     """A second process that resumes the same folder is told so."""
-    with job.folder.writing(), pytest.raises(InputError, match="another moebench is writing here"):
-        with RunFolder.open(job.folder.path).writing():
-            pass
+    second = RunFolder.open(job.folder.path).writing()
+    with job.folder.writing(), pytest.raises(InputError, match="another moebench is writing here"), second:
+        pass
 
 
 def test_a_folder_in_use_is_not_overwritten(job):
