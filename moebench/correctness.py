@@ -1,0 +1,158 @@
+"""Correct before fast: no number of a system before its layer gives the reference's outputs and gradients.
+
+A check runs a small instance on real ranks (moebench.check_instance) and judges what they saw (moebench.check_verdict).
+What came out is remembered by system, gate, dtype, conventions and a hash of the code.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import moebench.kernels
+import moebench.systems
+import moebench.workloads
+from moebench import check_instance, check_verdict, ranks
+from moebench.check_instance import Instance, instance
+from moebench.systems.interface import System
+from moebench.systems.registry import conventions_of, get
+from moebench.workloads.conventions import Conventions
+from moebench.workloads.layer import GateSpec
+
+RANKS = 4
+_REMEMBERED = ("passed", "wrong", "unsupported")  # `failed` may be the machine's fault
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a check found: one of `moebench.results.rows.STATUSES`, and why."""
+
+    status: str
+    reason: str = ""
+
+
+def check(
+    system_name: str,
+    gate: GateSpec,
+    dtype: str = "fp32",
+    conventions_name: str = "common",
+    *,
+    ranks: int = RANKS,
+    activation: str = "relu",
+) -> Status:
+    """Whether a system computes what the reference computes.
+
+    Raises:
+        InputError: unknown system, gate, dtype or conventions.
+    """
+    system = get(system_name)
+    conventions = conventions_of(system, gate, conventions_name)
+    return check_conventions(system, gate, dtype, conventions, ranks=ranks, activation=activation)
+
+
+def check_conventions(
+    system: System,
+    gate: GateSpec,
+    dtype: str,
+    conventions: Conventions,
+    *,
+    ranks: int = RANKS,
+    activation: str = "relu",
+) -> Status:
+    """`check` under any conventions."""
+    key = _key(system, gate, dtype, conventions, ranks, activation)
+    remembered = _recall(key)
+    if remembered is not None:
+        return remembered
+    status = _run(system, gate, dtype, conventions, ranks, activation)
+    if status.status in _REMEMBERED:
+        _remember(key, status)
+    return status
+
+
+def instances(
+    system: System, gate: GateSpec, dtype: str, conventions: Conventions, ranks: int, activation: str
+) -> tuple[Instance, ...]:
+    """What is run: the case's own dtype; float64 throughout, if supported; for random rules, first without the chance.
+
+    A random rule itself is probed for its invariants.
+    """
+    quiet = replace(conventions, noise="none", drop_order="arrival") if conventions.is_random else conventions
+    pairs = [(dtype, quiet), ("fp64", replace(quiet, gate_dtype="fp64"))]
+    wanted = [instance(gate, name, rules, ranks, activation) for name, rules in dict.fromkeys(pairs)]
+    if conventions.is_random:
+        wanted.append(instance(gate, dtype, conventions, ranks, activation, is_probe=True))
+    return tuple(one for one in wanted if system.supports(one.workload, one.conventions) is None)
+
+
+def _run(
+    system: System, gate: GateSpec, dtype: str, conventions: Conventions, world: int, activation: str
+) -> Status:
+    own = instance(gate, dtype, conventions, world, activation)
+    reason = system.supports(own.workload, conventions)
+    if reason is not None:
+        return Status("unsupported", reason)
+    wanted = instances(system, gate, dtype, conventions, world, activation)
+    try:
+        seen = ranks.run_ranks("moebench.check_instance:run_rank", world, (system.name, wanted))
+    except ranks.RanksError as error:
+        return Status("failed", f"on {world} ranks: {error}")
+    for place, one in enumerate(wanted):
+        found = check_verdict.problem(one, [of_rank[place] for of_rank in seen])
+        if found is not None:
+            what = f"{one.workload.dtype} on {world} ranks"
+            return Status("wrong", f"{what}{', random rule' if one.is_probe else ''}: {found}")
+    return Status("passed")
+
+
+def cache_folder() -> Path:
+    """Where checks are remembered: MOEBENCH_CACHE, else moebench in XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("MOEBENCH_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moebench"
+
+
+def _key(
+    system: System, gate: GateSpec, dtype: str, conventions: Conventions, ranks: int, activation: str
+) -> str:
+    parts = [system.name, asdict(gate), dtype, asdict(conventions), ranks, activation]
+    parts += [code_hash(), torch.__version__, sys.version, _source_hash(inspect.getsourcefile(type(system)))]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def code_hash() -> str:
+    """Hash of all code that a check depends on: kernels, workloads, systems and the check itself."""
+    packages = (moebench.kernels, moebench.workloads, moebench.systems)
+    files = [file for package in packages for folder in package.__path__ for file in sorted(Path(folder).rglob("*.py"))]
+    files += [Path(module.__file__) for module in (check_instance, check_verdict, ranks)] + [Path(__file__)]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _source_hash(path: str | None) -> str:
+    """Of a system that lives elsewhere."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else ""
+
+
+def _recall(key: str) -> Status | None:
+    try:
+        return Status(**json.loads((cache_folder() / "correctness" / f"{key}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _remember(key: str, status: Status) -> None:
+    """Written whole or not at all; a folder that can't be written to only costs time."""
+    folder = cache_folder() / "correctness"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as file:
+            json.dump(asdict(status), file)
+        os.replace(file.name, folder / f"{key}.json")
