@@ -18,7 +18,7 @@ SOURCES := build/src/moebench
 .PHONY: help hetu test lint clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 hetu: $(VENV)/.installed
 	$(BIN)/moebench run --suite hetu
