@@ -1,8 +1,7 @@
 """The process that ranks are forked from, and what a rank does. Started by moebench.ranks, one at a time.
 
-It imports torch once and runs no operator, so that forks of it are cheap and safe; when first idle, it imports what
-some ranks will need. It is single-threaded: one loop over the control socket and the deaths of its children. When the
-control socket closes, it kills its ranks and ends.
+It imports torch once and runs no operator, so that forks of it are cheap and safe. It is single-threaded: one loop over
+the control socket and the deaths of its children. When the control socket closes, it kills its ranks and ends.
 """
 
 import ctypes
@@ -26,14 +25,18 @@ from moebench.rank_wire import receive, send
 _STACK_SIGNAL = signal.SIGUSR1
 _STACK_TIME_S = 0.2  # for a rank to write where it stands
 _MARGIN_S = 30.0  # collectives give up later than run_ranks does, so that its report shows every rank where it stood
-_PRELOADED = ("torch", "torch.distributed", "torch.distributed.nn", "moebench.kernels.collectives.start_wait")
-_PRELOADED_WHEN_IDLE = ("torch.fx.experimental.symbolic_shapes",)  # sympy: a backward under a dispatch mode needs it
-_IDLE_S = 0.05
+_PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch.fx.experimental.symbolic_shapes",  # sympy; a backward from given gradients needs it, half a second a rank
+    "moebench.kernels.collectives.start_wait",
+)
 
 
 def serve(descriptor: int) -> None:
     """Serve run_ranks on the other end of socket `descriptor` until it closes."""
-    _import(_PRELOADED)
+    for module in _PRELOADED:
+        importlib.import_module(module)
     control = socket.socket(fileno=descriptor)
     death, signalled = os.pipe()
     os.set_blocking(signalled, False)
@@ -42,12 +45,8 @@ def serve(descriptor: int) -> None:
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
     ranks: dict[int, int] = {}  # process id -> rank
     send(control, "ready")
-    waits_for_idle = True
     while True:
-        readable, _, _ = select.select([control, death], [], [], _IDLE_S if waits_for_idle and not ranks else None)
-        if not readable:
-            _import(_PRELOADED_WHEN_IDLE)
-            waits_for_idle = False
+        readable, _, _ = select.select([control, death], [], [])
         if death in readable:
             with suppress(BlockingIOError):
                 os.read(death, 4096)
@@ -62,11 +61,6 @@ def serve(descriptor: int) -> None:
             else:
                 _kill(ranks, with_stacks=message[1])
         _report_deaths(control, ranks)
-
-
-def _import(modules: tuple[str, ...]) -> None:
-    for module in modules:
-        importlib.import_module(module)
 
 
 def _report_deaths(control: socket.socket, ranks: dict[int, int]) -> None:
