@@ -4,7 +4,7 @@ Pure functions over Programs and their Replay; moebench.explain_words says it in
 the report draw it. Times are those of the rank that ends last under the nominal draw, so they add up to its step.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +165,7 @@ def _operators(program: Program, timeline: Timeline) -> list[OperatorPart]:
     for (region, phase, name), indices in groups.items():
         ops = [program.ops[i] for i in indices]
         computing = [i for i in indices if program.ops[i].stream == COMPUTE]
-        by_limit: Counter[str] = Counter()
+        by_limit: dict[str, float] = defaultdict(float)
         for i in computing:
             by_limit[LIMITS[timeline.limits[i]]] += float(lasting[i])
         parts.append(
@@ -180,7 +180,7 @@ def _operators(program: Program, timeline: Timeline) -> list[OperatorPart]:
                 flops=sum(op.flops for op in ops),
                 device_bytes=sum(op.bytes for op in ops if op.collective is None),
                 sent_bytes=sum(_sent_bytes(op.collective, program.rank) for op in ops if op.collective is not None),
-                limit=by_limit.most_common(1)[0][0] if by_limit else "none",
+                limit=max(by_limit, key=by_limit.__getitem__, default="none"),
             )
         )
     return parts

@@ -78,24 +78,24 @@ def spread_rows(
         ValueError: a row of the wrong length, or a rank of the group that no row stands for.
     """
     size = len(ranks)
-    node, row_of = _places(ranks, rows, topology)
     for covered, row in rows:
         if len(row) != size:
             raise ValueError(f"rank {covered[0]} sends to {len(row)} peers in a group of {size}")
+    node, row_of = _places(ranks, rows, topology)
     sends = np.array([row for _, row in rows], dtype=np.int64)
-    nodes = int(node.max()) + 1
+    everyone, nodes = np.arange(size), int(node.max()) + 1
     on_node = np.zeros((size, nodes), dtype=np.int64)
-    on_node[np.arange(size), node] = 1
+    on_node[everyone, node] = 1
     count = np.zeros((nodes, len(rows)), dtype=np.int64)  # of ranks on a node that a row stands for
     np.add.at(count, (node, row_of), 1)
     to_node = sends @ on_node  # of one rank, by row
-    between = count @ to_node
-    own = sends[row_of, np.arange(size)]
+    own = sends[row_of, everyone]
     sent_inside = to_node[row_of, node] - own
-    received_inside = (count @ sends)[node, np.arange(size)] - own
+    received_inside = (count @ sends)[node, everyone] - own
     sent_outside = sends.sum(axis=1)[row_of] - own - sent_inside
     inside = np.bincount(node, weights=sent_inside, minlength=nodes)
-    crossing = between - np.diag(np.diag(between))
+    crossing = count @ to_node
+    np.fill_diagonal(crossing, 0)
     return Spread(
         own=int(own.max()),
         link=int(max(sent_inside.max(), received_inside.max())),

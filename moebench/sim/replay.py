@@ -137,9 +137,9 @@ class _Links:
         self.machine = machine
         self.clocks = clocks
         zero = np.zeros(machine.draws)
-        self.stream_free = [defaultdict(lambda: zero) for _ in programs]
+        self.stream_free: list[dict[str, np.ndarray]] = [defaultdict(lambda: zero) for _ in programs]
         self.tier_free = [dict.fromkeys(TIERS, zero) for _ in programs]
-        self.stream_busy = [defaultdict(lambda: zero) for _ in programs]
+        self.stream_busy: list[dict[str, np.ndarray]] = [defaultdict(lambda: zero) for _ in programs]
         self.tier_busy = [dict.fromkeys(TIERS, zero) for _ in programs]
         self.use = {"link": TierUse(), "nic": TierUse()}
         self._launched = [0] * len(programs)
