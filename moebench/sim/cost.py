@@ -4,9 +4,9 @@ Sees operators, bytes and hardware, nothing else. Costs are independent of when 
 priced here in a few array operations and the replay only adds times up.
 
 Device time = max(FLOPs / rate, bytes / bandwidth) + fixed. On the bf16 products of aiconfigurator-core 0.12.0 (6,000
-rows a GPU of vLLM's tables, fitted on one half, tested on the other) this law with the tiles below has a median error
-of 10 % on A100, 8 % on H100, 9 % on H200, 11 % on B200 (90th percentile 26 to 37 %) at a compute share of 0.77, 0.83,
-0.83, 0.71.
+rows a GPU of vLLM's tables, fitted on one half, tested on the other) this law with the tiles below and the shares in
+the hardware files has a median error of 10 % on A100, 9 % on H100, 10 % on H200, 11 % on B200; 90th percentile 34, 26,
+28 and 36 %.
 """
 
 from collections.abc import Mapping, Sequence
