@@ -88,13 +88,17 @@ def load_topology(name: str) -> Topology:
     Raises:
         InputError: no such topology, too many nodes or GPUs for it, or a fault in its file.
     """
+    if name.endswith(".toml"):
+        return _first_size(_node_type(find(TOPOLOGIES, name)))
     size, _, rest = name.partition("-")
-    if SIZE.fullmatch(size) and rest:
-        node_type = _node_type_named(rest, name)
-        nodes, gpus = (int(number) for number in size.split("x"))
-        return _topology(node_type, nodes, gpus)
-    is_file = name.endswith(".toml")
-    node_type = _node_type(find(TOPOLOGIES, name)) if is_file else _node_type_named(name, name)
+    if not (SIZE.fullmatch(size) and rest):
+        return _first_size(_node_type_named(name, name))
+    nodes, gpus = (int(number) for number in size.split("x"))
+    return _topology(_node_type_named(rest, name), nodes, gpus)
+
+
+def _first_size(node_type: NodeType) -> Topology:
+    """The cluster that a file describes, or the first size that a node type lists."""
     if node_type.nodes is not None or not node_type.sizes:
         return _topology(node_type, node_type.nodes or 1, node_type.gpus_per_node)
     nodes, gpus = (int(number) for number in node_type.sizes[0].split("x"))

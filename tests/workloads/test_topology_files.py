@@ -94,6 +94,13 @@ def test_a_cluster_file_of_the_users(tmp_path):
     assert topology.ranks == 8
 
 
+def test_a_file_whose_name_looks_like_a_size(tmp_path, monkeypatch):
+    """A name that ends with .toml is a file."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, topology_text(), "4x8-titan.toml")
+    assert load_topology("4x8-titan.toml").ranks == 8
+
+
 def test_a_node_type_of_the_users(tmp_path, monkeypatch):
     """A file in the user's folder gives every size up to its limits."""
     monkeypatch.setenv("MOEBENCH_HOME", str(tmp_path))
