@@ -93,16 +93,20 @@ def load_topology(name: str) -> Topology:
     size, _, rest = name.partition("-")
     if not (SIZE.fullmatch(size) and rest):
         return _first_size(_node_type_named(name, name))
-    nodes, gpus = (int(number) for number in size.split("x"))
-    return _topology(_node_type_named(rest, name), nodes, gpus)
+    return _topology(_node_type_named(rest, name), *_numbers(size))
 
 
 def _first_size(node_type: NodeType) -> Topology:
     """The cluster that a file describes, or the first size that a node type lists."""
     if node_type.nodes is not None or not node_type.sizes:
         return _topology(node_type, node_type.nodes or 1, node_type.gpus_per_node)
-    nodes, gpus = (int(number) for number in node_type.sizes[0].split("x"))
-    return _topology(node_type, nodes, gpus)
+    return _topology(node_type, *_numbers(node_type.sizes[0]))
+
+
+def _numbers(size: str) -> tuple[int, int]:
+    """Nodes and GPUs a node of `4x8`."""
+    nodes, _, gpus = size.partition("x")
+    return int(nodes), int(gpus)
 
 
 def with_overrides(topology: Topology, overrides: Mapping[str, str]) -> Topology:
@@ -218,7 +222,8 @@ def _complete_node_type(path: Path) -> NodeType:
         where=where,
     )
     for size in node_type.sizes:
-        _check_size(node_type, *(int(number) for number in size.split("x")), where=file.where(["sizes"]))
+        nodes, gpus = _numbers(size)
+        _check_size(node_type, nodes, gpus, file.where(["sizes"]))
     return node_type
 
 
