@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
+import torch._dynamo  # meta kernels import it on their first call, for about a second: here forked workers share it
 from torch import Tensor
 
 from moebench.kernels.collectives.group import described_group

@@ -137,13 +137,13 @@ class Recorder:
         last reference; under a mode, and on meta tensors, both take the functional form for safety. The program is the
         former.
         """
-        caller = sys._getframe(3)
+        caller = sys._getframe(2).f_back  # None on a device's own backward thread
         if caller is not None and caller.f_code is not _ENGINE:
             return False
         if self._zeros is not None and storages[0] == self._zeros:
             return True
         first = args[0]
-        return len(storages) == 2 and _holds_storage_alone(first) and first.is_contiguous()
+        return len(storages) == 2 and _holds_storage_alone(first) and _is_dense(first)
 
     def _start_of(self, storage: int) -> int:
         start = self._starts.get(storage)
@@ -210,6 +210,11 @@ def _tensors_in(values: Iterable[Any], named: dict[str, Any] | None) -> list[Ten
 def _holds_storage_alone(tensor: Tensor) -> bool:
     """Whether nothing but this tensor (and the handle made here) refers to its storage."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill the memory between the first and the last, in whatever order of dimensions."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) == tensor.numel()
 
 
 def _first_dtype(tensors: Sequence[Tensor]) -> str:
