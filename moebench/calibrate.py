@@ -31,7 +31,7 @@ PRODUCTS = tuple(
         Product(side // 2, side // 2, side // 2, 8),
     )
 ) + tuple(Product(m, n, k) for m, n, k in ((768, 4, 384), (768, 8, 384), (384, 8, 768), (1536, 8, 768), (8, 640, 640)))
-BUDGET_S = 0.04
+BUDGET_S = 0.03
 
 Progress = Callable[[float], None]
 

@@ -125,6 +125,17 @@ def _fit_products(found: Fit, messages: Sequence[Mapping[str, Any]], call_s: flo
         at = sorted(flops for (flops,) in by_flops)
         share = [median(m["flops"] / _device_s(m, call_s) for m in by_flops[(flops,)]) / peak.value for flops in at]
         found.curves[f"product.{dtype}"] = FittedCurve(tuple(at), tuple(min(s, 1.0) for s in share))
-    shares = [m["bytes"] / _device_s(m, call_s) / found.parameters["gpu.memory.bandwidth"].value for m in narrow]
-    low, middle, high = np.quantile(shares, (0.1, 0.5, 0.9))
-    found.parameters["gpu.product.bandwidth_share"] = Range(float(middle), float(low), float(high))
+    found.parameters["gpu.product.bandwidth_share"] = _bandwidth_share(
+        [m for m in narrow if m["dtype"] == "fp32"], found.parameters["gpu.memory.bandwidth"].value, call_s
+    )
+
+
+def _bandwidth_share(narrow: Sequence[Mapping[str, Any]], bandwidth: float, call_s: float) -> Range:
+    """Of narrow fp32 products, with the middle half of shapes and repeats as its range.
+
+    One number serves all dtypes and shapes. Narrow bf16 products can be ten times slower in some library versions; the
+    law has no place for that, and a share that low would make wide products look limited by memory.
+    """
+    shares = [m["bytes"] / _device_s(m, call_s) / bandwidth for m in narrow]
+    low, middle, high = np.quantile(shares, (0.25, 0.5, 0.75))
+    return Range(float(middle), float(low), float(high))

@@ -1,0 +1,67 @@
+import pytest
+from click.testing import CliRunner
+
+import moebench.calibrate
+from moebench.cli.calibrate import command
+from moebench.kernels.cost import Product
+from moebench.local.child import ChildFailed
+from moebench.workloads.errors import InputError
+from moebench.workloads.load import load_hardware, load_topology
+
+
+@pytest.fixture
+def short(monkeypatch, tmp_path):
+    """A calibration of seconds: few sizes, few products, one short pass in each of two processes."""
+    monkeypatch.setenv("MOEBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(moebench.calibrate, "SIZES", (1 << 12, 1 << 18, 1 << 20))
+    products = (Product(32, 32, 32), Product(256, 256, 256), Product(256, 8, 128))
+    monkeypatch.setattr(moebench.calibrate, "PRODUCTS", products)
+    monkeypatch.setattr(moebench.calibrate, "PASSES", 1)
+    monkeypatch.setattr(moebench.calibrate, "BUDGET_S", 1e-3)
+
+
+def test_calibrate_writes_the_hardware_that_this_machine_names(short):
+    """After it the topology loads, with every parameter measured, in its range, and the summary on standard output."""
+    result = CliRunner().invoke(command, ["--threads", "1"])
+    assert result.exit_code == 0, result.output
+    hardware = load_topology("1x1-this-machine").hardware
+    assert hardware.kind == "cpu"
+    for name, parameter in hardware.parameters.items():
+        assert parameter.status == "measured", name
+        assert parameter.low <= parameter.value <= parameter.high, name
+    assert "GFLOP/s" in result.stdout
+    assert "this-machine.toml" in result.stdout
+
+
+def test_calibrate_writes_where_it_is_told(short, tmp_path):
+    """-o names the file, and nothing else is written."""
+    path = tmp_path / "own" / "box.toml"
+    result = CliRunner().invoke(command, ["-o", str(path), "--threads", "1"])
+    assert result.exit_code == 0, result.output
+    assert load_hardware(str(path)).title
+    assert not (tmp_path / "home").exists()
+    assert [p.name for p in path.parent.iterdir()] == ["box.toml"]
+
+
+def test_an_unwritable_file_is_an_error_before_anything_is_measured(monkeypatch, tmp_path):
+    """The error names the file; no minute is lost."""
+    monkeypatch.setattr(moebench.calibrate, "calibrate", lambda *_: pytest.fail("measured for nothing"))
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(command, ["-o", str(tmp_path / "file" / "x.toml")])
+    assert isinstance(result.exception, InputError)
+    assert "x.toml" in str(result.exception)
+
+
+def test_a_process_that_fails_leaves_no_file(monkeypatch, tmp_path):
+    """The reason is shown and an older file stays as it was."""
+    path = tmp_path / "box.toml"
+    path.write_text("older")
+
+    def broken(*_):
+        raise ChildFailed("the process was killed")
+
+    monkeypatch.setattr(moebench.calibrate, "calibrate", broken)
+    result = CliRunner().invoke(command, ["-o", str(path)])
+    assert result.exit_code != 0
+    assert "was killed" in result.output
+    assert path.read_text() == "older"
