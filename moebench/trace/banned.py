@@ -5,7 +5,7 @@ on the host; stock collectives hide their waits. Ruff bans what it can see by na
 the recorder refuses them when they run. Functions that dissolve into others before dispatch are caught as Python calls.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,14 +82,14 @@ def takes_mask(name: str) -> bool:
     return name in _MASKED_INDEXING
 
 
-def refuse_masks(name: str, args: tuple[Any, ...]) -> None:
+def refuse_masks(name: str, args: Sequence[Any]) -> None:
     """Raise where an index of `x[index]` is a boolean mask: the result's shape would depend on values."""
     for index in args[1]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             raise refuse(f"{name} with a boolean mask", _MASK)
 
 
-def refuse_stock_optimizer(args: tuple[Any, ...]) -> None:
+def refuse_stock_optimizer(args: Sequence[Any]) -> None:
     """Raise where a profiler mark says that a torch.optim optimiser steps: its operators depend on the device."""
     if args and isinstance(args[0], str) and args[0].startswith("Optimizer.step#"):
         raise refuse(args[0].removeprefix("Optimizer.step#"), _OPTIMIZER)

@@ -102,7 +102,7 @@ def _plain(overload: OpOverload, name: str, mutated: tuple[tuple[int, str], ...]
 
 def mutated_arguments(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that a call writes, lists flattened."""
-    mutated: list[Tensor] = []
+    mutated: list[Tensor | None] = []
     for position, name in operator.mutated:
         value = args[position] if position < len(args) else kwargs.get(name)
         mutated.extend(value if isinstance(value, (list, tuple)) else [value])

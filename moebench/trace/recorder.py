@@ -114,7 +114,8 @@ class Recorder:
         allocated = [self._memory.allocate(tensor) for tensor in results]
         call.fresh = [tensor for tensor, storage in zip(results, allocated) if storage not in call.storages]
         cost = cost_of(operator, call)
-        index, collective, waits_on = len(self.ops), None, ()
+        index, collective = len(self.ops), None
+        waits_on: tuple[int, ...] = ()
         if operator.algorithm is not None:
             collective = collective_of(operator.algorithm, call.args, results[0])
             self._starts[allocated[0]] = index

@@ -7,6 +7,7 @@ a backward operator takes the region of the forward operator whose node it runs 
 import os
 import sys
 from bisect import bisect_right, insort
+from types import FrameType
 
 import torch
 
@@ -89,7 +90,7 @@ class Attribution:
 
 
 def _is_called_by(function: str) -> bool:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == function:
             return True
@@ -99,7 +100,7 @@ def _is_called_by(function: str) -> bool:
 
 def _place() -> str:
     """` (file:line)` of the innermost frame outside torch and this package's trace, for the error text."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith(_MACHINERY):
