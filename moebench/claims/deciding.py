@@ -24,7 +24,7 @@ class Influence:
     Attributes:
         name: of a parameter or an assumption.
         eta_squared: 0 to 1, corrected for the number of groups.
-        contrast: share of the draws with the verdict's outcome, by level of an assumption; for a parameter in the
+        contrast: share of the draws with the outcome in focus, by level of an assumption; for a parameter in the
             lowest and the highest third of its range.
     """
 
@@ -38,7 +38,7 @@ def influences(
     values: Sequence[np.ndarray],
     labels: Sequence[Mapping[str, str]],
     draws: Sequence[Mapping[str, np.ndarray]],
-    top: str,
+    focus: str,
 ) -> list[Influence]:
     """Every factor's influence, strongest first.
 
@@ -46,7 +46,7 @@ def influences(
         outcomes, values: word and value by draw, one array an assumption.
         labels: the levels of each assumption.
         draws: each assumption's parameter values by draw; constant parameters are ignored.
-        top: the outcome whose shares the contrast shows.
+        focus: the outcome whose shares the contrast shows.
     """
     words = np.concatenate([np.asarray(o, dtype=object) for o in outcomes]).astype(str)
     kinds = np.unique(words)
@@ -55,7 +55,7 @@ def influences(
     else:
         numbers = np.concatenate(list(values))
         response = np.where(np.isnan(numbers), 0.0, numbers)[:, None]
-    hits = words == top
+    hits = words == focus
     found = [
         Influence(name, eta_squared(group, response), {k: float(hits[part].mean()) for k, part in parts.items()})
         for name, group, parts in [*_categorical(outcomes, labels), *_numeric(outcomes, draws)]

@@ -140,7 +140,8 @@ def load_claims(path: Path) -> tuple[Claim, ...]:
     for line, row in _records(text, path):
         claim = _claim(row, path, line)
         if claim.id in found:
-            raise InputError(f"{path}:{line}: id: {claim.id!r} stands on line {found[claim.id].line} already")
+            first = found[claim.id].line
+            raise InputError(f"{path}, line {line}, column id: {claim.id!r} stands on line {first} already")
         found[claim.id] = claim
     return tuple(found.values())
 
@@ -151,31 +152,31 @@ def _records(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         header = next(reader, [])
         missing = [name for name in COLUMNS if name not in header]
         if missing:
-            raise InputError(f"{path}:1: missing column {missing[0]}; the columns are {','.join(COLUMNS)}")
+            raise InputError(f"{path}, line 1: missing column {missing[0]}; the columns are {','.join(COLUMNS)}")
         for name in header:
             if name not in COLUMNS:
-                raise one_of("column", name, COLUMNS, f"{path}:1")
+                raise one_of("column", name, COLUMNS, f"{path}, line 1")
         start = reader.line_num + 1
         for cells in reader:
             if cells and len(cells) != len(header):
-                raise InputError(f"{path}:{start}: {len(cells)} cells, the header has {len(header)}")
+                raise InputError(f"{path}, line {start}: {len(cells)} cells, the header has {len(header)}")
             if cells:
                 yield start, dict(zip(header, cells))
             start = reader.line_num + 1
     except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: not CSV: {error}") from None
+        raise InputError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
 
 
 def _claim(row: Mapping[str, str], path: Path, line: int) -> Claim:
-    where = f"{path}:{line}"
+    where = f"{path}, line {line}, column"
     for column in ("id", "experiment", "metric", "value"):
         if not row[column].strip():
-            raise InputError(f"{where}: {column}: is empty")
+            raise InputError(f"{where} {column}: is empty")
     for column, choices in (("relation", RELATIONS), ("unit", UNITS), ("evidence", EVIDENCE)):
         if row[column] not in choices:
-            raise one_of(column, row[column], choices, f"{where}: {column}")
+            raise one_of(column, row[column], choices, f"{where} {column}")
     if (row["unit"] == "word") != (row["relation"] == "finding"):
-        raise InputError(f"{where}: unit: a finding has the unit word, and nothing else has it")
+        raise InputError(f"{where} unit: a finding has the unit word, and nothing else has it")
     return Claim(
         id=row["id"],
         paper=path.stem,
@@ -184,12 +185,12 @@ def _claim(row: Mapping[str, str], path: Path, line: int) -> Claim:
         relation=row["relation"],
         system=row["system"],
         baseline=row["baseline"],
-        value=row["value"] if row["unit"] == "word" else _number(row["value"], f"{where}: value"),
+        value=row["value"] if row["unit"] == "word" else _number(row["value"], f"{where} value"),
         unit=row["unit"],
         evidence=row["evidence"],
         where=row["where"],
         note=row["note"],
-        scope=_scope(row["config"], f"{where}: config"),
+        scope=_scope(row["config"], f"{where} config"),
         file=str(path),
         line=line,
     )

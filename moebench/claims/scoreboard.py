@@ -126,7 +126,7 @@ def _judged(claim: Claim, found: Obtained, suite: Suite, topologies: Mapping[str
     agreement = v.pool(sampled)
     default = found.conditions[0]
     nominal = None if np.isnan(default.values[0]) else float(default.values[0])
-    factors = _factors(found, sampled, suite, topologies, agreement.top)
+    factors = _factors(found, sampled, suite, topologies, agreement.focus)
     low, high = _interval(found.conditions)
     fitted = _fitted_to(claim, found, topologies)
     result = Score(
@@ -171,7 +171,7 @@ def _interval(conditions: Iterable[Condition]) -> tuple[float | None, float | No
 
 
 def _factors(
-    found: Obtained, sampled: list[np.ndarray], suite: Suite, topologies: Mapping[str, Topology], top: str
+    found: Obtained, sampled: list[np.ndarray], suite: Suite, topologies: Mapping[str, Topology], focus: str
 ) -> list[Influence]:
     from moebench.sim.uncertainty import draw
 
@@ -186,7 +186,7 @@ def _factors(
         draws.append(drawn)
     labels = [c.assumption.labels for c in found.conditions]
     values = [c.values[c.sampled] for c in found.conditions]
-    return influences(sampled, values, labels, draws, top)
+    return influences(sampled, values, labels, draws, focus)
 
 
 def _entry(factor: Influence, found: Obtained, topologies: Mapping[str, Topology]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from moebench.claims.reported import ABSOLUTE, EXACT, FRACTION, RATIO, Claim
 
 TOLERANCE = 0.15
 AGREEMENT = 0.90
+WORTH_TELLING = 0.005  # rarer outcomes stay in the table and out of sentences
 
 REPRODUCED, DIRECTION_ONLY, CONTRADICTED = "reproduced", "direction only", "contradicted"
 CALIBRATED, DEPENDS, NOT_RUN = "calibrated", "depends", "not run"
@@ -71,6 +72,11 @@ class Agreement:
     top: str
     share: float
     shares: Mapping[str, float]
+
+    @property
+    def focus(self) -> str:
+        """The outcome whose conditions a reader asks for: `reproduced` where that happens at all, else the top."""
+        return REPRODUCED if self.shares.get(REPRODUCED, 0) >= WORTH_TELLING else self.top
 
 
 def pool(outcomes: Sequence[np.ndarray]) -> Agreement:

@@ -1,6 +1,6 @@
 """One sentence of why for each verdict, in words a reader of the paper knows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moebench.claims import verdict as v
 from moebench.claims.deciding import WORTH_NAMING, Influence
@@ -54,7 +54,7 @@ def why_judged(
         over += f" over {len(found.conditions)} assumptions"
     if agreement.word == v.DEPENDS:
         outcomes = ", ".join(f"{_meaning(word)} in {_percent(share)}" for word, share in _largest(agreement.shares))
-        return f"{start}; of {over}: {outcomes}{_decider(factors, agreement.top)}{_short(found)}"
+        return f"{start}; of {over}: {outcomes}{_decider(factors, agreement.focus)}{_short(found)}"
     if draws == 1:
         return f"{start}: {_meaning(agreement.top)} on {over}{_short(found)}"
     return f"{start}: {_meaning(agreement.top)} in {_percent(agreement.share)} of {over}{_short(found)}"
@@ -75,21 +75,21 @@ def _short(found: Obtained) -> str:
     return f" ({len(found.conditions)} of {found.planned} assumptions were run)"
 
 
-def _decider(factors: Sequence[Influence], top: str) -> str:
+def _decider(factors: Sequence[Influence], focus: str) -> str:
     if not factors or factors[0].eta_squared < WORTH_NAMING:
         return "; no single parameter decides"
-    first = factors[0]
+    first, second = factors[0], factors[1] if len(factors) > 1 else None
     parts = [f"{_percent(share)} with {_level(first.name, level)}" for level, share in first.contrast.items()]
-    contrast = ", ".join(parts)
-    return f"; {first.name} decides most (eta^2 {first.eta_squared:.2f}): {_meaning(top)} in {contrast}"
+    then = f"; then {second.name} ({second.eta_squared:.2f})" if second and second.eta_squared >= WORTH_NAMING else ""
+    return f"; {first.name} decides most (eta^2 {first.eta_squared:.2f}): {_meaning(focus)} in {', '.join(parts)}{then}"
 
 
 def _level(name: str, level: str) -> str:
     return f"the {level} of its range" if level.endswith(" third") else f"{name} {level}"
 
 
-def _largest(shares: dict[str, float] | object, least: float = 0.005) -> list[tuple[str, float]]:
-    return [(word, share) for word, share in dict(shares).items() if share >= least]  # type: ignore[call-overload]
+def _largest(shares: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [(word, share) for word, share in shares.items() if share >= v.WORTH_TELLING]
 
 
 def _meaning(word: str) -> str:

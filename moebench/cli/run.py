@@ -172,5 +172,8 @@ def _seconds(time_s: float | None) -> str:
 
 
 def _memory(peak_bytes: float | None, status: str) -> str:
-    size = "-" if peak_bytes is None else f"{peak_bytes / 2**30:.2f} GiB"
+    if peak_bytes is None:
+        size = "-"
+    else:
+        size = f"{peak_bytes / 2**20:.3g} MiB" if peak_bytes < 2**30 else f"{peak_bytes / 2**30:.3g} GiB"
     return size if status in ("passed", "") else f"{size} {status}"

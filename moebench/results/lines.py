@@ -53,8 +53,8 @@ def objects(file: Path, metrics: Sequence[str] = ()) -> Iterator[tuple[int, dict
         try:
             item = json.loads(line)
         except ValueError as error:
-            raise InputError(f"{file}:{number}: not a JSON object: {error}") from None
-        check_version(item.pop("schema_version", None) if isinstance(item, dict) else None, f"{file}:{number}")
+            raise InputError(f"{file}, line {number}: not a JSON object: {error}") from None
+        check_version(item.pop("schema_version", None) if isinstance(item, dict) else None, f"{file}, line {number}")
         item.pop("last", None)
         yield number, item
 

@@ -182,7 +182,8 @@ class RunFolder:
         Raises:
             InputError: a line is not a row; the text names it.
         """
-        return [lines.decode(item, f"{self.results}:{number}") for number, item in lines.objects(self.results, metrics)]
+        found = lines.objects(self.results, metrics)
+        return [lines.decode(item, f"{self.results}, line {number}") for number, item in found]
 
     def done(self) -> set[str]:
         """Hashes of the cases that have their rows."""

@@ -47,7 +47,7 @@ def test_lines_count_quoted_newlines(tmp_path):
     """The line is that where the row begins, also after a cell that spans two."""
     two = GOOD[:-1] + ',"a note\nof two lines"'
     bad = GOOD.replace("c1", "c2").replace("8.1", "x")
-    with pytest.raises(InputError, match=r"mine\.csv:4: value: 'x' is not a number"):
+    with pytest.raises(InputError, match=r"mine\.csv, line 4, column value: 'x' is not a number"):
         load_claims(write(tmp_path, two, bad))
 
 
@@ -60,18 +60,18 @@ def test_what_is_normalised_to_itself_is_a_definition(tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (GOOD.replace("8.1", "fast"), "2: value: 'fast' is not a number"),
-        (GOOD.replace("8.1", "inf"), "2: value: 'inf' is not a finite number"),
-        (GOOD.replace("8.1", ""), "2: value: is empty"),
-        (GOOD.replace("max-over", "max"), "2: relation: unknown relation 'max'"),
-        (GOOD.replace("ratio", "times"), "2: unit: unknown unit 'times'"),
-        (GOOD.replace("ratio", "word"), "2: unit: a finding has the unit word"),
-        (GOOD.replace("printed", "rumour"), "2: evidence: unknown evidence 'rumour'"),
-        (GOOD.replace("gate=switch", "gate"), "2: config: 'gate' is not key=value"),
-        (GOOD.replace("batch_size=32", "gate=gshard"), "2: config: gate stands there twice"),
-        (GOOD + ",more", "2: 13 cells, the header has 12"),
+        (GOOD.replace("8.1", "fast"), "line 2, column value: 'fast' is not a number"),
+        (GOOD.replace("8.1", "inf"), "line 2, column value: 'inf' is not a finite number"),
+        (GOOD.replace("8.1", ""), "line 2, column value: is empty"),
+        (GOOD.replace("max-over", "max"), "line 2, column relation: unknown relation 'max'"),
+        (GOOD.replace("ratio", "times"), "line 2, column unit: unknown unit 'times'"),
+        (GOOD.replace("ratio", "word"), "line 2, column unit: a finding has the unit word"),
+        (GOOD.replace("printed", "rumour"), "line 2, column evidence: unknown evidence 'rumour'"),
+        (GOOD.replace("gate=switch", "gate"), "line 2, column config: 'gate' is not key=value"),
+        (GOOD.replace("batch_size=32", "gate=gshard"), "line 2, column config: gate stands there twice"),
+        (GOOD + ",more", "line 2: 13 cells, the header has 12"),
         (GOOD.replace("abstract", '"abs'), "not CSV"),
-        (GOOD + "\n" + GOOD, "3: id: 'c1' stands on line 2 already"),
+        (GOOD + "\n" + GOOD, "line 3, column id: 'c1' stands on line 2 already"),
     ],
 )
 def test_a_bad_row_names_line_and_column(tmp_path, line, words):
@@ -79,15 +79,15 @@ def test_a_bad_row_names_line_and_column(tmp_path, line, words):
     with pytest.raises(InputError) as error:
         load_claims(write(tmp_path, line))
     assert words in str(error.value)
-    assert str(error.value).startswith(str(tmp_path / "mine.csv:"))
+    assert str(error.value).startswith(f"{tmp_path / 'mine.csv'}, line ")
     assert "\n" not in str(error.value)
 
 
 def test_a_bad_header_names_the_column(tmp_path):
     """A missing or unknown column is refused, with those there should be."""
-    with pytest.raises(InputError, match=r"mine\.csv:1: missing column id"):
+    with pytest.raises(InputError, match=r"mine\.csv, line 1: missing column id"):
         load_claims(write(tmp_path, header="name,value"))
-    with pytest.raises(InputError, match=r"mine\.csv:1: unknown column 'notes'.*note"):
+    with pytest.raises(InputError, match=r"mine\.csv, line 1: unknown column 'notes'.*note"):
         load_claims(write(tmp_path, header=",".join(COLUMNS) + ",notes"))
     with pytest.raises(InputError, match="No such file"):
         load_claims(tmp_path / "absent.csv")

@@ -78,10 +78,10 @@ def test_a_broken_line_in_the_middle_is_an_error_with_its_number(job):
         append(rows(job, 0))
     good = job.folder.results.read_text()
     job.folder.results.write_text("oops\n" + good)
-    with pytest.raises(InputError, match=r"results\.jsonl:1: not a JSON object"):
+    with pytest.raises(InputError, match=r"results\.jsonl, line 1: not a JSON object"):
         job.folder.rows()
     job.folder.results.write_text(good.replace('"metric"', '"metrik"'))
-    with pytest.raises(InputError, match=r"results\.jsonl:1: unknown key 'metrik'"):
+    with pytest.raises(InputError, match=r"results\.jsonl, line 1: unknown key 'metrik'"):
         job.folder.rows()
 
 
@@ -99,7 +99,7 @@ def test_an_unknown_schema_is_refused(job):
     with job.folder.writing() as append:
         append(rows(job, 0))
     job.folder.results.write_text(job.folder.results.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(InputError, match=r"results\.jsonl:1: schema_version 2 is unknown"):
+    with pytest.raises(InputError, match=r"results\.jsonl, line 1: schema_version 2 is unknown"):
         RunFolder.open(job.folder.path).rows()
 
 

@@ -1,0 +1,47 @@
+"""`moebench list`: what there is, as a table or as JSON objects with a name."""
+
+import json
+
+import pytest
+
+from moebench.cli.list_ import KINDS
+
+KNOWN = {
+    "suites": "hetu",
+    "systems": "hetumoe",
+    "gates": "switch",
+    "kernels": "topk_gate",
+    "topologies": "4x8-titan-rtx",
+    "hardware": "titan-rtx",
+    "claims": "hetu-h1",
+    "figures": "hetu/overall",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_lists_names(moebench, kind):
+    """JSON is one list of objects with `name`, and nothing else on standard output; the table has the same names."""
+    said = moebench("list", kind, "--json")
+    assert said.status == 0
+    entries = json.loads(said.out)
+    names = [entry["name"] for entry in entries]
+    assert KNOWN[kind] in names
+    assert len(set(names)) == len(names)
+    table = moebench("list", kind).out.splitlines()
+    assert len(table) == len(entries) + 1
+    assert [line.split()[0] for line in table[1:]] == names
+
+
+def test_an_unknown_kind_lists_the_kinds(moebench):
+    """`list` of something else says what can be listed."""
+    error = moebench.refused("list", "papers")
+    for kind in KINDS:
+        assert kind in error
+
+
+def test_this_machine_is_listed_once_measured(moebench, tmp_path, monkeypatch):
+    """Before `calibrate` this machine is left out rather than an error."""
+    monkeypatch.setenv("MOEBENCH_HOME", str(tmp_path))
+    said = moebench("list", "topologies", "--json")
+    assert said.status == 0
+    assert "this-machine" not in said.out

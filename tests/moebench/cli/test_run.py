@@ -1,0 +1,183 @@
+"""`moebench run`: from a suite's name to verdicts, and every way in which it may end early."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moebench.results.store import RunFolder
+from moebench.workloads.load import suite_names
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_a_run_ends_with_claims_rows_and_report(fake, moebench, in_folder):
+    """The claims table on standard output, progress on standard error, a run folder with rows and report."""
+    said = moebench("run", "--suite", "hetu", "--quick", "--out", "out")
+    assert said.status == 0
+    assert "hetu-h1" in said.out
+    assert "reproduced" in said.out
+    assert "report: out/report.html" in said.out
+    assert "engine sim" in said.err
+    assert "engine sim" not in said.out
+    folder = RunFolder.open(Path("out"))
+    assert len(folder.done()) == folder.record["cases"] == 144
+    assert folder.report.read_text() == "<html>hetu</html>"
+    assert folder.record["filters"]["quick"] is True
+
+
+def test_the_default_folder_is_named_after_suite_and_time(fake, moebench, in_folder):
+    """Without --out a run lands in runs/<suite>-<time>."""
+    assert moebench("run", "--suite", "smoke").status == 0
+    (folder,) = (in_folder / "runs").iterdir()
+    assert folder.name.startswith("smoke-")
+
+
+def test_a_suite_of_ones_own(fake, moebench, in_folder):
+    """A suite file runs as a packaged one does; it has no claims."""
+    from moebench.workloads.load import load_suite
+
+    (in_folder / "mine.toml").write_text(Path(load_suite("smoke").source_path).read_text())
+    said = moebench("run", "--suite", "mine.toml", "--gate", "switch", "--out", "out")
+    assert said.status == 0
+    assert "results: out/results.jsonl" in said.out
+    assert RunFolder.open(Path("out")).suite.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--suite", "hetumoe"], suite_names()),
+        (["--suite", "smoke", "--system", "deepsped"], ["did you mean deepspeed", "hetumoe", "reference"]),
+        (["--suite", "smoke", "--gate", "base"], ["gshard", "switch", "topk-2"]),
+        (["--suite", "smoke", "--topology", "2x2-tpu"], ["unknown topology '2x2-tpu'", "titan-rtx", "this-machine"]),
+        (["--suite", "smoke", "--experiment", "overall"], ["tiny"]),
+        (["--suite", "smoke", "--batch-size", "3"], ["choose one of: 1, 2"]),
+        (["--suite", "smoke", "--dtype", "bf16"], ["fp32"]),
+        (["--suite", "smoke", "--engine", "local"], ["measures one process on this machine"]),
+        (["--suite", "smoke", "--set", "nic.bandwidth"], ["PARAMETER=VALUE"]),
+        (["--suite", "smoke", "--set", "nic.bandwith=1GB/s"], ["did you mean nic.bandwidth"]),
+        (["--suite", "smoke", "--set", "nic.bandwidth=-1GB/s"], ["nic.bandwidth"]),
+        (["--suite", "smoke", "--set", "nic.bandwidth=1GB/s", "--set", "nic.bandwidth=2GB/s"], ["given twice"]),
+        (["--suite", "absent.toml"], ["absent.toml"]),
+        ([], ["--suite is missing", "hetu", "smoke"]),
+        (["--resume", "absent"], ["no run here"]),
+        (["--resume", "absent", "--suite", "smoke"], ["give no other option"]),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(fake, moebench, in_folder, arguments, words):
+    """Exit 2, one line that lists what is valid, and an untouched folder."""
+    error = moebench.refused("run", *arguments)
+    for word in words:
+        assert word in error
+    assert list(in_folder.iterdir()) == []
+
+
+def test_malformed_toml_names_file_and_line(fake, moebench, in_folder):
+    """A suite file with a fault is refused with file, line and key."""
+    (in_folder / "bad.toml").write_text('schema_version = 1\ntitle = "x"\npaper = \n')
+    assert "bad.toml, line 3, key paper" in moebench.refused("run", "--suite", "bad.toml")
+
+
+def test_an_occupied_folder_is_refused(fake, moebench, in_folder):
+    """A new run never overwrites; a folder with a run names --resume."""
+    moebench("run", "--suite", "smoke", "--out", "out")
+    before = (in_folder / "out" / "results.jsonl").read_bytes()
+    assert "--resume out" in moebench.refused("run", "--suite", "smoke", "--out", "out")
+    assert (in_folder / "out" / "results.jsonl").read_bytes() == before
+
+
+def test_a_folder_that_can_not_be_made(fake, moebench, in_folder):
+    """A place under a file, as under a read-only disk: one line, exit 2."""
+    (in_folder / "file").write_text("")
+    assert "can't write" in moebench.refused("run", "--suite", "smoke", "--out", "file/out")
+
+
+def test_a_dry_run_lists_and_writes_nothing(moebench, in_folder):
+    """Cases, engine, expected time and memory; the folder stays empty."""
+    said = moebench("run", "--suite", "smoke", "--gate", "switch", "--topology", "1x2", "--dry-run")
+    assert said.status == 0
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["case", "engine", "time", "memory", "a", "rank"]
+    assert len(lines) == 1 + 8 + 1
+    assert all(" sim " in line and "MiB" in line for line in lines[1:-1])
+    assert lines[-1].startswith("8 cases, about ")
+    assert list(in_folder.iterdir()) == []
+
+
+def test_a_what_if_is_recorded(fake, moebench, in_folder):
+    """--set reaches the machine of the run and its record."""
+    moebench("run", "--suite", "smoke", "--set", "nic.bandwidth=25GB/s", "--out", "out")
+    folder = RunFolder.open(Path("out"))
+    assert folder.filters.overrides == {"nic.bandwidth": "25GB/s"}
+    assert {t.link_parameters["nic.bandwidth"].value for t in folder.topologies.values()} == {25e9}
+
+
+def test_resume_finishes_a_torn_run(fake, moebench, in_folder):
+    """A results file cut in the middle of a line is continued to the same rows."""
+    moebench("run", "--suite", "smoke", "--out", "out")
+    file = in_folder / "out" / "results.jsonl"
+    whole = RunFolder.open(Path("out")).rows()
+    file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])
+    said = moebench("run", "--resume", "out")
+    assert said.status == 0
+    assert sorted(map(repr, RunFolder.open(Path("out")).rows())) == sorted(map(repr, whole))
+    assert len(json.loads((in_folder / "out" / "run.json").read_text())["resumed"]) == 1
+
+
+def start(folder, *arguments, pause_s="0", **options):
+    command = [sys.executable, "-m", "tests.moebench.cli.fake_main", *arguments]
+    environment = {**os.environ, "FAKE_PAUSE_S": pause_s, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_rows(in_folder):
+    """A real interrupt in the middle: exit 130, the command to go on, and equal rows in the end."""
+    process = start(in_folder, "run", "--suite", "smoke", "--out", "out", pause_s="0.2")
+    results = in_folder / "out" / "results.jsonl"
+    deadline = time.monotonic() + 120
+    while not (results.exists() and results.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "moebench run --resume out" in err
+    done = RunFolder.open(in_folder / "out").done()
+    assert 0 < len(done) < 72
+    again = start(in_folder, "run", "--resume", "out")
+    _, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    other = start(in_folder, "run", "--suite", "smoke", "--out", "whole")
+    assert other.wait(timeout=120) == 0
+    resumed, whole = RunFolder.open(in_folder / "out"), RunFolder.open(in_folder / "whole")
+    assert sorted(map(repr, resumed.rows())) == sorted(map(repr, whole.rows()))
+    assert len(resumed.done()) == 72
+
+
+def test_a_real_write_failure_is_one_line_and_loses_nothing(in_folder):
+    """Where the system refuses to let a file grow: exit 2, one clear line, whole cases kept, resumable."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
+
+    process = start(in_folder, "run", "--suite", "smoke", "--out", "out", preexec_fn=limit)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    (line,) = [line for line in err.splitlines() if line.startswith("moebench: ")]
+    assert "can't write: File too large" in line
+    assert "moebench run --resume out" in line
+    assert "Traceback" not in err
+    done = len(RunFolder.open(in_folder / "out").done())
+    assert f"{done} of 72 cases are safe" in line
+    assert done > 0
+    again = start(in_folder, "run", "--resume", "out")
+    assert again.wait(timeout=120) == 0
+    assert len(RunFolder.open(in_folder / "out").done()) == 72
