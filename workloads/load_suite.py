@@ -73,6 +73,7 @@ def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> Experiment
         sweep_gates=swept,
         figure=dict(model.figure),
         not_published=tuple(model.not_published),
+        caveats=tuple(model.caveats),
     )
 
 

@@ -192,6 +192,7 @@ class ExperimentFile(Strict):
     sweep_gates: list[GateLabel] = Field(default_factory=list)
     figure: dict[str, Text] = Field(default_factory=dict)
     not_published: list[Text] = Field(default_factory=list)
+    caveats: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _sweeps_its_own_gates(self) -> Self:

@@ -35,6 +35,7 @@ class Experiment:
         nodes: topology sizes and node types; the first node type is the default, the others are swept as assumptions.
         sweep_gates: gates for which the non-default assumptions are run too.
         not_published: bars of the paper's figure that nobody can read, with the reason.
+        caveats: what a reader must know about how its numbers come about, a sentence each.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Experiment:
     sweep_gates: tuple[str, ...] = ()
     figure: Mapping[str, str] = field(default_factory=dict)
     not_published: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

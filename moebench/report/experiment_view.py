@@ -34,6 +34,7 @@ def experiment_view(folder: RunFolder, experiment: Experiment, frame: pd.DataFra
             *_where_the_time_goes(folder, experiment, step_times, scores),
         ],
         "not_published": experiment.not_published,
+        "caveats": experiment.caveats,
         "cases": _case_table(own, step_times),
     }
 

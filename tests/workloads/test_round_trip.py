@@ -129,6 +129,7 @@ experiments = st.fixed_dictionaries(
         "conventions": st.lists(st.sampled_from(["common", "as-shipped"]), min_size=1, max_size=2),
         "figure": st.dictionaries(plain, texts, max_size=3),
         "not_published": st.lists(texts, max_size=2),
+        "caveats": st.lists(texts, max_size=2),
         "layer": layers,
     }
 )
