@@ -40,11 +40,12 @@ for name in sys.argv[1:]:
     assert files(package).joinpath(path).read_bytes(), name
 
 from moebench.workloads import load
+from moebench.workloads.places import ON_THIS_MACHINE
 
 for name in load.hardware_names():
     load.load_hardware(name)
 for name in load.topology_names():
-    if not name.endswith("this-machine"):
+    if not name.endswith(ON_THIS_MACHINE):
         load.load_topology(name)
 for name in load.suite_names():
     load.load_suite(name)

@@ -23,7 +23,7 @@ from moebench.workloads.parameters import (
     make_parameter,
     spec_of,
 )
-from moebench.workloads.places import HARDWARE, THIS_MACHINE, TOPOLOGIES, find, names, package_folder
+from moebench.workloads.places import HARDWARE, ON_THIS_MACHINE, TOPOLOGIES, find, names, package_folder
 from moebench.workloads.schema import SIZE, CurveFile, HardwareFile, ParameterFile, TopologyFile, parse_file
 from moebench.workloads.toml_file import TomlFile, read_toml
 from moebench.workloads.units import BYTES, FLOP, parse
@@ -143,7 +143,7 @@ def _node_type(path: Path) -> NodeType:
 
 def _cached(path: Path, of_package: Callable[[Path], Loaded], load: Callable[[Path], Loaded]) -> Loaded:
     """Package files do not change while a program runs; the user's may, and what was measured of this machine."""
-    is_fixed = package_folder("") in path.parents and path.stem != THIS_MACHINE
+    is_fixed = package_folder("") in path.parents and path.stem not in ON_THIS_MACHINE
     return of_package(path) if is_fixed else load(path)
 
 

@@ -82,7 +82,8 @@ class Topology:
         link_parameters: `link.bandwidth` (achieved bytes/s a GPU sends, and receives, inside the node), `link.latency`,
             `link.message` (cost of a message), `bridge.bandwidth` (all in-node traffic together; absent: no limit),
             `nic.bandwidth` (bytes/s each way of one NIC), `nic.latency`, `nic.message` (cost of a message on the NIC),
-            `fabric.share` (share of the NICs' bandwidth that the fabric carries at once), `collective.fixed`.
+            `fabric.share` (share of the NICs' bandwidth that the fabric carries at once), `collective.fixed`,
+            `switch.buffer` (bytes that a switch port holds before it drops; absent: always deep enough).
     """
 
     name: str
@@ -95,6 +96,11 @@ class Topology:
     link_parameters: Mapping[str, Parameter]
     notes: tuple[str, ...] = ()
     digest: str = ""
+
+    @property
+    def node_type(self) -> str:
+        """The name without the size: `titan-rtx`."""
+        return self.name.removeprefix(f"{self.nodes}x{self.gpus_per_node}-")
 
     @property
     def ranks(self) -> int:

@@ -81,6 +81,7 @@ LINK_SPECS: dict[str, Spec] = {
         _time("nic.message", "cost of a message between nodes"),
         Spec("fabric.share", SHARE, "share of the NICs' bandwidth that the fabric carries at once", True, most=1.0),
         _time("collective.fixed", "time of a collective that moves nothing"),
+        Spec("switch.buffer", BYTES, "what a switch port holds before it drops; absent: always deep enough"),
     )
 }
 

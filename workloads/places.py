@@ -7,6 +7,9 @@ from moebench.workloads.errors import InputError, one_of
 
 HARDWARE, TOPOLOGIES, SUITES = "hardware", "topologies", "suites"
 THIS_MACHINE = "this-machine"
+# Node types whose ranks are processes of this machine: joined by an emulated network, or by loopback alone.
+EMULATED, UNSHAPED = "emulated", "unshaped"
+ON_THIS_MACHINE = (THIS_MACHINE, EMULATED, UNSHAPED)
 _ONE = {HARDWARE: "hardware", TOPOLOGIES: "node type", SUITES: "suite"}
 
 
@@ -43,7 +46,7 @@ def names(folder: str) -> tuple[str, ...]:
 def find(folder: str, name: str, where: str = "", beside: Path | None = None) -> Path:
     """The file of a name, or the path itself where `name` is one (it ends with .toml or has a separator).
 
-    The package's names cannot be taken over by files of the user's, but for `this-machine`.
+    The package's names cannot be taken over by files of the user's, but for what `moebench calibrate` measures.
 
     Args:
         beside: folder that a relative path is read from; the working folder by default.
@@ -58,7 +61,7 @@ def find(folder: str, name: str, where: str = "", beside: Path | None = None) ->
             raise InputError(f"{place}no {_ONE[folder]} file {path}")
         return path
     folders = [package_folder(folder), user_folder(folder)]
-    for candidate in reversed(folders) if name == THIS_MACHINE else folders:
+    for candidate in reversed(folders) if name in ON_THIS_MACHINE else folders:
         path = candidate / f"{name}.toml"
         if path.is_file():
             return path

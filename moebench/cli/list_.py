@@ -88,12 +88,12 @@ def figures() -> Entries:
 def _is_there(load: Callable[[str], Any], name: str) -> bool:
     """This machine is listed once it has been measured."""
     from moebench.workloads.errors import InputError
-    from moebench.workloads.places import THIS_MACHINE
+    from moebench.workloads.places import ON_THIS_MACHINE
 
     try:
         load(name)
     except InputError:
-        if THIS_MACHINE in name:
+        if name.endswith(ON_THIS_MACHINE):
             return False
         raise
     return True

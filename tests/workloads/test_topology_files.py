@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_topology, node_type_names, topology_names, with_overrides
 from moebench.workloads.parameters import LINK_SPECS
+from moebench.workloads.places import ON_THIS_MACHINE
 from tests.workloads.files import hardware_text, topology_text, written
 
 PAPERS = [f"{size}-{gpu}" for gpu in ("titan-rtx", "rtx-2080-ti", "v100-pcie", "v100-sxm2")
           for size in ("1x8", "2x8", "4x8", "8x8")]
 PAPERS += ["8x8-p4de", "8x8-p3dn", "4x8-p4d", "180x8-h800", "16x8-a100-80", "2x8-a100-40", "4x8-h20", "4x8-h100",
            "1x8-h200", "1x8-b200"]
-DESCRIBED = [name for name in node_type_names() if name != "this-machine"]
+DESCRIBED = [name for name in node_type_names() if name not in ON_THIS_MACHINE]
 
 
 @pytest.mark.parametrize("name", PAPERS)
