@@ -116,14 +116,14 @@ def _drawn_problem(instance: Instance, rule: Routing, weights_TE: Tensor, y_TD: 
     drawn_second = conventions.noise in ("gumbel-second", "random-second")
     if not torch.isfinite(y_TD).all() or (y_TD[:, weights_TE.shape[1] :].abs() > 1e-9).any():
         return "the output is not a mixture of its experts' outputs"
+    if not drawn_second and (kept_TE & ~wanted_TE).any():
+        return "a token went to an expert that is not among its choices"
     if int(kept_TE.sum(1).max()) > top_k:
         return f"a token went to {int(kept_TE.sum(1).max())} experts, top_k = {top_k}"
     if int(kept_E.max()) > rule.capacity:
         return f"an expert kept {int(kept_E.max())} tokens of a rank, capacity is {rule.capacity}"
     if drawn_second:
         return _second_problem(instance, rule, kept_TE) or _weight_problem(instance, rule, weights_TE, allowed)
-    if (kept_TE & ~wanted_TE).any():
-        return "a token went to an expert that is not among its choices"
     due_E = rule.counts_E.clamp(max=rule.capacity)
     if not (kept_E == due_E).all():
         return f"experts kept {kept_E.tolist()} tokens, min(capacity, count) is {due_E.tolist()}"

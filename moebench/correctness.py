@@ -25,6 +25,7 @@ from moebench.check_instance import Instance, instance
 from moebench.systems.interface import System
 from moebench.systems.registry import conventions_of, get
 from moebench.workloads.conventions import Conventions
+from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import GateSpec
 
 RANKS = 4
@@ -68,6 +69,7 @@ def check_conventions(
     activation: str = "relu",
 ) -> Status:
     """`check` under any conventions."""
+    torch_dtype(dtype)
     key = _key(system, gate, dtype, conventions, ranks, activation)
     remembered = _recall(key)
     if remembered is not None:
