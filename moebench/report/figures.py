@@ -205,7 +205,8 @@ def timeline_figure(cases: Sequence[tuple[str, pd.DataFrame]]) -> str:
         for axis, (system, frame) in zip(axes[:, 0], cases):
             for (track, region), part in frame.groupby(["track", "region"], sort=False):
                 spans = [(a, max(b - a, 0.0)) for a, b in zip(part["start_ms"], part["end_ms"])]
-                axis.broken_barh(spans, (-tracks.index(track) - 0.4, 0.8), color=REGION_COLOURS[region], lw=0)
+                # The edge keeps operators visible that are narrower than a line.
+                axis.broken_barh(spans, (-tracks.index(track) - 0.4, 0.8), color=REGION_COLOURS[region], lw=0.4)
             axis.set_yticks([0, -1, -2], tracks, fontsize=8.5)
             axis.set_ylim(-2.5, 0.5)
             axis.set_title(system)
