@@ -1,4 +1,4 @@
-"""The real training step of a case on this machine: one process, one rank, real tensors."""
+"""The real training step of a case, as one rank runs it: alone in one process, or with its peers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moebench.case import Case
-from moebench.kernels.collectives.group import described_group
+from moebench.kernels.collectives.group import Group, described_group
 from moebench.systems.interface import LayerWeights
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import LayerWorkload
@@ -30,11 +30,14 @@ class Step:
     persistent: tuple[Tensor, ...]
 
 
-def build_step(case: Case, device: torch.device) -> Step:
+def build_step(case: Case, device: torch.device, group: Group | None = None) -> Step:
     """One training step of `case` on real tensors.
 
     The learning rate is zero: the optimiser does all of its work, and every step sees the same weights and routes the
     same tokens.
+
+    Args:
+        group: the real ranks that run it together; default one rank alone.
 
     Raises:
         CannotRun: the system doesn't support the workload.
@@ -45,32 +48,39 @@ def build_step(case: Case, device: torch.device) -> Step:
 
     system = get(case.system)
     conventions = conventions_of(system, case.workload.gate, case.conventions)
-    problem = case.workload.problem(1) or system.supports(case.workload, conventions)
+    group = group or described_group(1)
+    problem = case.workload.problem(group.size) or system.supports(case.workload, conventions)
     if problem:
         raise CannotRun(problem)
-    workload, group, dtype = case.workload, described_group(1), torch_dtype(case.workload.dtype)
+    workload, dtype = case.workload, torch_dtype(case.workload.dtype)
     layer = system.build(workload, group, conventions, device, dtype)
-    x_TD, gate_DE = imposed_input(workload, 0)
-    layer.load_weights(_weights(workload, gate_DE, device, dtype))
+    x_TD, gate_DE = imposed_input(workload, group.rank)
+    layer.load_weights(_weights(workload, group, gate_DE, dtype, device))
     x_TD = x_TD.to(device, dtype).requires_grad_(workload.input_gradient)
-    upstream_TD = _normal(workload.routing.seed + 1, x_TD.shape, device, dtype)
+    # Of the mean of the ranks' losses, as TrainingStep expects it.
+    upstream_TD = _normal((workload.routing.seed + 1, group.rank), x_TD.shape, device, dtype, 1 / group.size)
     step = TrainingStep(layer, group, learning_rate=0.0)
     return Step(lambda: step(x_TD, upstream_TD), (x_TD, upstream_TD, *layer.parameters(), *layer.buffers()))
 
 
-def _weights(workload: LayerWorkload, gate_DE: Tensor, device: torch.device, dtype: torch.dtype) -> LayerWeights:
-    experts, d, f = workload.experts, workload.d_model, workload.d_ffn
-    seed = workload.routing.seed + 2
+def _weights(
+    workload: LayerWorkload, group: Group, gate_DE: Tensor, dtype: torch.dtype, device: torch.device
+) -> LayerWeights:
+    """The same router on every rank, other experts on each."""
+    local, d, f = workload.experts // group.size, workload.d_model, workload.d_ffn
+    seed, rank = workload.routing.seed + 2, group.rank
     gated = workload.activation == "swiglu"
     return LayerWeights(
         gate_DE=gate_DE.to(device),
-        w1_LDF=_normal(seed, (experts, d, f), device, dtype, d**-0.5),
-        w2_LFD=_normal(seed + 1, (experts, f, d), device, dtype, f**-0.5),
-        w3_LDF=_normal(seed + 2, (experts, d, f), device, dtype, d**-0.5) if gated else None,
+        w1_LDF=_normal((seed, rank), (local, d, f), device, dtype, d**-0.5),
+        w2_LFD=_normal((seed + 1, rank), (local, f, d), device, dtype, f**-0.5),
+        w3_LDF=_normal((seed + 2, rank), (local, d, f), device, dtype, d**-0.5) if gated else None,
     )
 
 
-def _normal(seed: int, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """Seeded normal values: products of zeros run faster than products of numbers."""
-    generator = torch.Generator().manual_seed(seed)
+def _normal(
+    seed: tuple[int, int], shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, scale: float = 1.0
+) -> Tensor:
+    """Values of a seed and a rank: products of zeros run faster than products of numbers."""
+    generator = torch.Generator().manual_seed(seed[0] << 32 | seed[1])
     return (torch.randn(tuple(shape), generator=generator) * scale).to(device, dtype)
