@@ -7,7 +7,7 @@ Whatever ends a run early (Ctrl-C, a full disk, a dead process), the run folder 
 import inspect
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -26,7 +26,7 @@ from moebench.workloads.suite import Suite
 ENGINES = {"sim": "moebench.sim.engine", "local": "moebench.local.engine"}
 LEAST_FREE_BYTES = 1 << 20
 
-Engine = Callable[..., Iterator[list[Row]]]
+Engine = Callable[..., Generator[list[Row], None, None]]
 Check = Callable[..., Any]
 
 
@@ -184,15 +184,14 @@ def _correct_cases(
     cases: list[Case], job: Job, watch: Watch, keep: Callable[[list[Row]], None], check: Check | None
 ) -> list[Case]:
     """The cases whose system passes the check instance; the others get a row that says why they have no number."""
-    if check is None:
-        from moebench.correctness import check
+    check = check or _check()
     by_instance: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
         layer = case.workload
         instance = (case.system, layer.gate, layer.dtype, case.conventions, layer.activation)
         by_instance.setdefault(instance, []).append(case)
     watch.phase("correctness", len(by_instance))
-    passed = set()
+    passed: set[str] = set()
     for instance, own in by_instance.items():
         status = check(*instance[:-1], activation=instance[-1])
         watch.step(" ".join((own[0].system, own[0].workload.gate.label)))
@@ -204,6 +203,12 @@ def _correct_cases(
             row = row_of(case, hardware, "step_time", "s", None, status=status.status, reason=status.reason)
             keep([row])
     return [case for case in cases if case.hash in passed]
+
+
+def _check() -> Check:
+    from moebench.correctness import check
+
+    return check
 
 
 def _run_engine(name: str, cases: Sequence[Case], job: Job, jobs: int) -> Iterator[list[Row]]:

@@ -70,7 +70,7 @@ def newest_runs(base: Path = Path("runs")) -> "dict[str, RunFolder]":
     from moebench.results.store import RUN_FILE, RunFolder
     from moebench.workloads.errors import InputError
 
-    found = {}
+    found: dict[str, RunFolder] = {}
     for file in base.glob(f"*/{RUN_FILE}"):
         try:
             folder = RunFolder.open(file.parent)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 PLAIN_STEPS = 10  # lines a phase where there is no terminal
+NAME_WIDTH = 120  # columns of a terminal that also shows the case
 
 
 class ProgressBar:
@@ -28,7 +29,7 @@ class ProgressBar:
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
-                TextColumn("[dim]{task.fields[name]}"),
+                *([TextColumn("[dim]{task.fields[name]}")] if self._console.width >= NAME_WIDTH else []),
                 console=self._console,
             )
             self._bar.start()

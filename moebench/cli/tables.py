@@ -58,7 +58,7 @@ def print_scores(scores: Sequence[Score]) -> None:
         word = f"{symbols.get(score.verdict, '')} {score.verdict}".strip()
         obtained = "" if score.obtained is None else quantity(score.claim, score.obtained)
         verdict = Text(word, _COLOURS[score.verdict])
-        cells = [score.claim.id, reported(score.claim), obtained, _interval(score), verdict]
+        cells: list[Any] = [score.claim.id, reported(score.claim), obtained, _interval(score), verdict]
         table.add_row(*cells, *([score.why] if wide else []))
     console.print(table)
     for score in [] if wide else scores:

@@ -131,11 +131,24 @@ def test_resume_finishes_a_torn_run(fake, moebench, in_folder):
     assert len(json.loads((in_folder / "out" / "run.json").read_text())["resumed"]) == 1
 
 
-def start(folder, *arguments, pause_s="0", **options):
+def start(folder, *arguments, pause_s="0", file_bytes=None):
+    """A process of its own that heeds Ctrl-C (a background shell's children don't), with files no larger than given."""
+
+    def prepare():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if file_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
     command = [sys.executable, "-m", "tests.moebench.cli.fake_main", *arguments]
     environment = {**os.environ, "FAKE_PAUSE_S": pause_s, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=prepare,
     )
 
 
@@ -164,11 +177,7 @@ def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_rows(in_folder):
 
 def test_a_real_write_failure_is_one_line_and_loses_nothing(in_folder):
     """Where the system refuses to let a file grow: exit 2, one clear line, whole cases kept, resumable."""
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
-
-    process = start(in_folder, "run", "--suite", "smoke", "--out", "out", preexec_fn=limit)
+    process = start(in_folder, "run", "--suite", "smoke", "--out", "out", file_bytes=80_000)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
     (line,) = [line for line in err.splitlines() if line.startswith("moebench: ")]
