@@ -1,11 +1,11 @@
 """The clock check: predicted against measured step time of 12 cases on this CPU.
 
-    python -m benchmarks.clock_check [--calibrate] [--threads N]
+    python -m benchmarks.clock_check [--calibrate]
 
 Predicts with `sim` on the calibrated `this-machine` and measures with `local`, two systems, three sizes, two gates. The
 calibration sees other shapes: cubes and narrow products, never these. Prints a Markdown table with the median error and
-writes results/measured/clock-check-<cpu>.csv. Takes about two minutes, and a minute more with --calibrate; keep the
-machine idle meanwhile.
+writes results/measured/clock-check-<cpu>.csv. Takes two to four minutes; keep the machine idle meanwhile, or put it on
+cores that are (`taskset -c 3 python -m ...`: calibration and check use the cores that they may run on).
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from moebench.case import Case
-from moebench.local.machine import cpu_slug
+from moebench.local.machine import cpu_slug, machine_title
 from moebench.results.rows import Row
 from moebench.workloads.layer import GateSpec, LayerWorkload
 from moebench.workloads.load import load_topology, this_machine_hardware_path
@@ -83,7 +83,7 @@ def step_time(rows: Sequence[Row]) -> Row:
     return row
 
 
-def results(topology: Topology, threads: int | None) -> list[Result]:
+def results(topology: Topology) -> list[Result]:
     """Predict and measure all cases."""
     from moebench.local import engine as local
     from moebench.sim import engine as sim
@@ -91,7 +91,7 @@ def results(topology: Topology, threads: int | None) -> list[Result]:
     topologies = {TOPOLOGY: topology}
     predicted = {row.case: row for row in map(step_time, sim.run_cases(cases("sim"), topologies, SUITE))}
     found = []
-    measured = local.run_cases(cases("local"), topologies, SUITE, threads=threads)
+    measured = local.run_cases(cases("local"), topologies, SUITE)
     for case, rows in zip(cases("local"), measured, strict=True):
         theirs, ours = step_time(rows), predicted[case.name]
         found.append(_result(case, ours, theirs))
@@ -161,17 +161,18 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Predicted against measured step time on this CPU.")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine first")
-    parser.add_argument("--threads", type=int, help="compute threads, default one for each usable core")
     parser.add_argument("-o", "--output", type=Path, help=f"CSV file, default {FOLDER}/clock-check-<cpu>.csv")
     options = parser.parse_args()
     if options.calibrate or not this_machine_hardware_path().exists():
         from moebench.calibrate import calibrate, write_hardware
 
         print("calibrating", flush=True)
-        write_hardware(calibrate(threads=options.threads), this_machine_hardware_path())
+        write_hardware(calibrate(), this_machine_hardware_path())
     check_correctness()
     topology = load_topology(TOPOLOGY)
-    found = results(topology, options.threads)
+    if topology.hardware.title != machine_title():
+        parser.error(f"calibrated is {topology.hardware.title}, this is {machine_title()}: run with --calibrate")
+    found = results(topology)
     path = options.output or FOLDER / f"clock-check-{cpu_slug()}.csv"
     write_csv(found, path)
     print(f"\n{markdown(found, topology.hardware.title)}\n\nwritten to {path}")

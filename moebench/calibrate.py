@@ -13,7 +13,7 @@ from pathlib import Path
 from moebench.kernels.cost import Product
 from moebench.local.child import run_child, usable_cores
 from moebench.local.fit import Fit, FittedCurve, Range, fit
-from moebench.local.machine import cpu_family, cpu_title, last_cache_bytes, memory_bytes
+from moebench.local.machine import cpu_title, last_cache_bytes, machine_title, memory_bytes
 from moebench.local.probe_worker import ProbeRequest
 from moebench.workloads.toml_file import SCHEMA_VERSION
 
@@ -70,7 +70,6 @@ def calibrate(progress: Progress = lambda share: None, threads: int | None = Non
 def hardware_toml(calibration: Calibration) -> str:
     """The Hardware file of a calibration, as text."""
     source = f"moebench calibrate: {PROCESSES} processes x {PASSES} passes on {cpu_title()}"
-    title = f"{cpu_title()} {cpu_family()}".strip() + f", {calibration.threads} threads"
     memory = Range(memory_bytes(), memory_bytes(), memory_bytes())
     exact = {"gpu.memory.capacity": memory, "gpu.memory.reserved": Range(0, 0, 0)}
     exact |= {"gpu.product.fixed": Range(0, 0, 0), "gpu.kernel.fixed": Range(0, 0, 0)}
@@ -82,7 +81,7 @@ def hardware_toml(calibration: Calibration) -> str:
     lines = [
         "# This machine's processor, as `moebench calibrate` measured it; run it again to replace the file.",
         f"schema_version = {SCHEMA_VERSION}",
-        f"title = {json.dumps(title)}",
+        f"title = {json.dumps(machine_title(calibration.threads))}",
         'kind = "cpu"',
         "notes = [",
         '  "one rank uses all threads; the host\'s cost of a call and the work of it follow each other on one thread",',

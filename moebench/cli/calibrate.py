@@ -30,11 +30,11 @@ SHOWN = (
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to write; default: the one that `this-machine` names.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default one for each usable core.")
-def command(output: Path | None, threads: int | None) -> None:
+def command(output: Path | None) -> None:
     """Measure this machine's processor: products, memory, issue cost.
 
-    Takes about a minute; keep the machine idle meanwhile. `1x1-this-machine` then names it as a topology.
+    Takes a minute or two; keep the machine idle meanwhile. `1x1-this-machine` then names it as a topology: one rank
+    with a thread on each core that this process may use (`taskset -c 0 moebench calibrate` measures one core).
     """
     from moebench.calibrate import calibrate, write_hardware
     from moebench.local.child import ChildFailed
@@ -42,7 +42,7 @@ def command(output: Path | None, threads: int | None) -> None:
     path = output or this_machine_hardware_path()
     _refuse_unwritable(path)
     try:
-        calibration = _with_progress(lambda progress: calibrate(progress, threads))
+        calibration = _with_progress(calibrate)
         write_hardware(calibration, path)
     except ChildFailed as error:
         raise click.ClickException(f"calibration stopped: {error}") from error

@@ -32,9 +32,14 @@ def cpu_family() -> str:
     return f"family {found['cpu family']} model {found['model']}" if len(found) == 2 else ""
 
 
+def machine_title(threads: int | None = None) -> str:
+    """The processor and the threads that compute on it, by default one for each usable core."""
+    return f"{cpu_title()} {cpu_family()}".strip() + f", {threads or len(usable_cores())} threads"
+
+
 def cpu_slug() -> str:
-    """The processor and its cores as a file name, `amd-epyc-family-25-model-17-2-cores`."""
-    text = f"{cpu_title()} {cpu_family()} {len(usable_cores())} cores"
+    """`machine_title` as a file name, `amd-epyc-family-25-model-17-2-threads`."""
+    text = machine_title()
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

@@ -4,6 +4,7 @@ from click.testing import CliRunner
 import moebench.calibrate
 from moebench.cli.calibrate import command
 from moebench.kernels.cost import Product
+from moebench.local import child
 from moebench.local.child import ChildFailed
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_hardware, load_topology
@@ -18,11 +19,13 @@ def short(monkeypatch, tmp_path):
     monkeypatch.setattr(moebench.calibrate, "PRODUCTS", products)
     monkeypatch.setattr(moebench.calibrate, "PASSES", 1)
     monkeypatch.setattr(moebench.calibrate, "BUDGET_S", 1e-3)
+    one_core = child.usable_cores()[:1]
+    monkeypatch.setattr(child, "usable_cores", lambda: one_core)
 
 
 def test_calibrate_writes_the_hardware_that_this_machine_names(short):
     """After it the topology loads, with every parameter measured, in its range, and the summary on standard output."""
-    result = CliRunner().invoke(command, ["--threads", "1"])
+    result = CliRunner().invoke(command, [])
     assert result.exit_code == 0, result.output
     hardware = load_topology("1x1-this-machine").hardware
     assert hardware.kind == "cpu"
@@ -36,7 +39,7 @@ def test_calibrate_writes_the_hardware_that_this_machine_names(short):
 def test_calibrate_writes_where_it_is_told(short, tmp_path):
     """-o names the file, and nothing else is written."""
     path = tmp_path / "own" / "box.toml"
-    result = CliRunner().invoke(command, ["-o", str(path), "--threads", "1"])
+    result = CliRunner().invoke(command, ["-o", str(path)])
     assert result.exit_code == 0, result.output
     assert load_hardware(str(path)).title
     assert not (tmp_path / "home").exists()
