@@ -29,7 +29,7 @@ class Clock(Protocol):
 class CpuClock:
     """Wall time of a synchronous call; caches hold what the calls before it left there."""
 
-    regimes = (HOT,)
+    regimes: tuple[str, ...] = (HOT,)
 
     def time_s(self, call: Call, regime: str = HOT) -> tuple[float, dict[str, Any]]:
         """Seconds of one call."""
@@ -45,7 +45,7 @@ class CudaClock:
         InputError: torch sees no CUDA GPU.
     """
 
-    regimes = (HOT, COLD)
+    regimes: tuple[str, ...] = (HOT, COLD)
 
     def __init__(self, device_index: int = 0) -> None:
         import torch
