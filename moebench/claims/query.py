@@ -13,10 +13,10 @@ from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with
 from moebench.claims.scope import CantAnswer, Point, experiment_of, points
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
 from moebench.plan import Assumption
-from moebench.results.rows import Row
+from moebench.results.rows import CPU_BOUND, Row
 from moebench.workloads.suite import Suite
 
-ENGINES = ("sim", "local")
+ENGINES = ("sim", "local", "cluster")
 SPEEDUPS = ("step_speedup", "min_step_speedup", "max_step_speedup", "mean_step_speedup")
 STEP_TIMES = ("step_time", "iteration_time")
 _REDUCTIONS = {"max-over": "max", "mean-over": "mean", "at-least": "min", "at-most": "max"}
@@ -68,7 +68,7 @@ class StepTimes:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._found: dict[str, dict[Key, Row]] = {}
         for row in rows:
-            if row.metric != "step_time" or row.sample is not None:
+            if row.metric != "step_time" or row.sample is not None or row.detail.get("mark") == CPU_BOUND:
                 continue
             point = Point(
                 experiment=row.experiment,

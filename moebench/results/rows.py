@@ -7,6 +7,7 @@ from typing import Any
 from moebench.case import Case
 
 STATUSES = ("passed", "wrong", "failed", "out-of-memory", "unsupported", "skipped")
+CPU_BOUND = "cpu-bound"  # detail["mark"] of a summary whose processors set the pace of a network; nothing judges by it
 
 
 @dataclass(frozen=True)
