@@ -8,6 +8,7 @@ T tokens of a rank, E experts, L of a rank, D model, F feed-forward.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -188,7 +189,8 @@ def _steps(system: System, instance: Instance, group: Group) -> list[Observed]:
         x_TD = _strided(everything.xs[group.index].to(dtype)).requires_grad_(instance.workload.input_gradient)
         y_TD, aux = step(x_TD, _strided(everything.upstreams[group.index].to(dtype)))
         gradient_TD = torch.zeros_like(x_TD) if x_TD.grad is None else x_TD.grad
-        seen.append(Observed(*map(_plain, (y_TD, aux, gradient_TD)), _plain_weights(layer.weight_gradients())))
+        own = map_weights(_plain, layer.weight_gradients())
+        seen.append(Observed(_plain(y_TD), _plain(aux), _plain(gradient_TD), own))
     return seen
 
 
@@ -196,8 +198,8 @@ def local_weights(weights: LayerWeights, rank: int, ranks: int, dtype: torch.dty
     """The router and the experts that a rank holds."""
     held = len(weights.w1_LDF) // ranks
     own = slice(rank * held, (rank + 1) * held)
-    w3_LDF = None if weights.w3_LDF is None else weights.w3_LDF[own].to(dtype)
-    return LayerWeights(weights.gate_DE.to(dtype), weights.w1_LDF[own].to(dtype), weights.w2_LFD[own].to(dtype), w3_LDF)
+    local = map_weights(lambda w: w[own].to(dtype), weights)
+    return replace(local, gate_DE=weights.gate_DE.to(dtype))
 
 
 def _strided(x_TD: Tensor) -> Tensor:
@@ -209,9 +211,11 @@ def _plain(x: Tensor) -> Tensor:
     return x.detach().to(torch.float64).contiguous().clone()
 
 
-def _plain_weights(weights: LayerWeights) -> LayerWeights:
-    w3_LDF = None if weights.w3_LDF is None else _plain(weights.w3_LDF)
-    return replace(
-        weights, gate_DE=_plain(weights.gate_DE), w1_LDF=_plain(weights.w1_LDF), w2_LFD=_plain(weights.w2_LFD),
-        w3_LDF=w3_LDF,
-    )  # fmt: skip
+def map_weights(function: Callable[..., Tensor], *weights: LayerWeights) -> LayerWeights:
+    """`function` of each weight, or of corresponding weights."""
+
+    def of(name: str) -> Tensor:
+        return function(*(getattr(one, name) for one in weights))
+
+    w3_LDF = None if weights[0].w3_LDF is None else of("w3_LDF")
+    return LayerWeights(of("gate_DE"), of("w1_LDF"), of("w2_LFD"), w3_LDF)

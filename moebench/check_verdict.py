@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from moebench.check_instance import STEPS, Data, Instance, Observed, data, local_weights
+from moebench.check_instance import STEPS, Data, Instance, Observed, data, local_weights, map_weights
 from moebench.systems.interface import LayerWeights
 from moebench.systems.reference import reference_layer
 from moebench.workloads.gates import steps as rule_steps
@@ -59,7 +59,7 @@ def reference_problem(instance: Instance, seen: Seen) -> str | None:
                 difference = compare(ours, theirs, tolerance(instance))
                 if difference is not None:
                     return f"{name} of rank {rank} in step {step + 1}: {difference}"
-        weights = _stepped(weights, gradients, instance.learning_rate)
+        weights = map_weights(lambda w, g: w - instance.learning_rate * g, weights, gradients)
     return None
 
 
@@ -75,13 +75,13 @@ def reference_step(
     instance: Instance, everything: Data, weights: LayerWeights
 ) -> tuple[list[Observed], LayerWeights]:
     """What every rank should see, and the gradients of all weights, summed over the ranks."""
-    leaves = LayerWeights(*(None if w is None else w.clone().requires_grad_() for w in _tensors(weights)))
+    leaves = map_weights(lambda w: w.clone().requires_grad_(), weights)
     xs = [x_TD.clone().requires_grad_() for x_TD in everything.xs]
     results = reference_layer(xs, leaves, instance.workload, instance.conventions)
     outputs = [y_TD for y_TD, _, _ in results] + [aux for _, aux, _ in results]
     share = [torch.full_like(aux, 1 / instance.ranks) for _, aux, _ in results]
     torch.autograd.backward(outputs, [*everything.upstreams, *share])
-    gradients = LayerWeights(*(None if w is None else _gradient(w) for w in _tensors(leaves)))
+    gradients = map_weights(_gradient, leaves)
     right = [
         Observed(y_TD.detach(), aux.detach().to(torch.float64), _gradient(x_TD), gradients)
         for (y_TD, aux, _), x_TD in zip(results, xs, strict=True)
@@ -177,14 +177,6 @@ def _dense(rule: Routing, values_TK: Tensor) -> Tensor:
     return empty_TE.scatter(1, rule.experts_TK, values_TK.to(torch.float64))
 
 
-def _tensors(weights: LayerWeights) -> tuple[Tensor | None, ...]:
-    return weights.gate_DE, weights.w1_LDF, weights.w2_LFD, weights.w3_LDF
-
-
 def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
-
-def _stepped(weights: LayerWeights, gradients: LayerWeights, learning_rate: float) -> LayerWeights:
-    pairs = zip(_tensors(weights), _tensors(gradients), strict=True)
-    return LayerWeights(*(None if w is None or g is None else w - learning_rate * g for w, g in pairs))

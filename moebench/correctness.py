@@ -134,7 +134,7 @@ def code_hash() -> str:
     """Hash of all code that a check depends on: kernels, workloads, systems and the check itself."""
     packages = (moebench.kernels, moebench.workloads, moebench.systems)
     files = [file for package in packages for folder in package.__path__ for file in sorted(Path(folder).rglob("*.py"))]
-    files += [Path(module.__file__) for module in (check_instance, check_verdict, ranks)] + [Path(__file__)]
+    files += [Path(str(module.__file__)) for module in (check_instance, check_verdict, ranks, sys.modules[__name__])]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 

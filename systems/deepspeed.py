@@ -8,6 +8,7 @@ T tokens, E experts, L local experts, K choices, C capacity, D model, R ranks; i
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -183,13 +184,11 @@ _SUPPORTED = {
     },
     "topk": _ANY_GATE | {"drop_order": ("arrival", "probability"), "normalisation": ("none", "after-drop")},
 }
-_SHIPPED = {"name": "as-shipped", "capacity_rule": "ceil-of-product", "min_capacity": 4}
+_SHIPPED = Conventions(name="as-shipped", capacity_rule="ceil-of-product", min_capacity=4)
 _AS_SHIPPED = {
-    "switch": Conventions(**_SHIPPED, drop_order="random"),
-    "gshard": Conventions(**_SHIPPED, normalisation="after-drop", noise="gumbel-second"),
-    "topk": Conventions(
-        **_SHIPPED, drop_order="probability", choice_order="token-major", normalisation="after-drop"
-    ),
+    "switch": replace(_SHIPPED, drop_order="random"),
+    "gshard": replace(_SHIPPED, normalisation="after-drop", noise="gumbel-second"),
+    "topk": replace(_SHIPPED, drop_order="probability", choice_order="token-major", normalisation="after-drop"),
 }
 
 DEEPSPEED = DeepSpeed(

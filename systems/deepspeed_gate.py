@@ -113,14 +113,14 @@ def topk(logits_TE: Tensor, workload: LayerWorkload, conventions: Conventions, g
 
 def _choice_major_places(experts_TK: Tensor, experts: int) -> Tensor:
     """`top2gating`'s queues for any K: each choice behind all earlier choices. `topkgating` itself is token-major."""
-    places_TE = ahead_1E = None
-    for expert_T in experts_TK.unbind(1):
+    first_T, *later = experts_TK.unbind(1)
+    mask_TE = one_hot(first_T, experts)
+    places_TE = (torch.cumsum(mask_TE, dim=0) - 1) * mask_TE
+    ahead_1E = torch.sum(mask_TE, dim=0, keepdim=True)
+    for expert_T in later:
         mask_TE = one_hot(expert_T, experts)
-        here_TE = torch.cumsum(mask_TE, dim=0) - 1
-        here_TE = here_TE if ahead_1E is None else here_TE + ahead_1E
-        count_1E = torch.sum(mask_TE, dim=0, keepdim=True)
-        ahead_1E = count_1E if ahead_1E is None else ahead_1E + count_1E
-        places_TE = here_TE * mask_TE if places_TE is None else places_TE + here_TE * mask_TE
+        places_TE += (torch.cumsum(mask_TE, dim=0) - 1 + ahead_1E) * mask_TE
+        ahead_1E += torch.sum(mask_TE, dim=0, keepdim=True)
     return places_TE
 
 

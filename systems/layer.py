@@ -5,6 +5,7 @@ F feed-forward, K choices a token.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,11 @@ class ExpertParallelLayer(MoELayer):
         local = workload.experts // group.size
         self.experts = nn.ModuleList(Expert(workload, device, dtype) for _ in range(local))
 
+    @property
+    def local_experts(self) -> list[Expert]:
+        """The experts of this rank, in order."""
+        return cast(list[Expert], list(self.experts))
+
     def load_weights(self, weights: LayerWeights) -> None:
         """Copy `weights` into this layer's parameters."""
         with torch.no_grad():
@@ -123,10 +129,9 @@ def checked(workload: LayerWorkload, group: Group, reason: str | None) -> None:
 
 def exchange(x_ECD: Tensor, group: Group) -> Tensor:
     """Even all-to-all of expert buffers: to [R, L, C, D] by source rank, and back to [E, C, D]; alone, x itself."""
-    if group.size == 1:
-        return x_ECD.contiguous()
     with region("exchange"):
-        return all_to_all(x_ECD.contiguous(), group)
+        x_ECD = x_ECD.contiguous()
+        return x_ECD if group.size == 1 else all_to_all(x_ECD, group)
 
 
 def mean_over_tokens(x_TE: Tensor) -> Tensor:

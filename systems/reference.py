@@ -134,7 +134,7 @@ class ReferenceLayer(ExpertParallelLayer):
         """One local expert after another."""
         by_rank = (self.group.size, len(self.experts), *x_ECD.shape[1:])
         outputs = []
-        for index, expert in enumerate(self.experts):
+        for index, expert in enumerate(self.local_experts):
             x_ND = x_ECD.view(by_rank)[:, index].reshape(-1, by_rank[-1])
             scale_N = None if weight_EC1 is None else weight_EC1.view(*by_rank[:3])[:, index].reshape(-1)
             y_ND = ffn(x_ND, expert.w1_DF, expert.w2_FD, expert.w3_DF, expert.activation, scale_N)
