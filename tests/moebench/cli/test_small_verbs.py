@@ -22,7 +22,8 @@ def test_validate_says_what_a_file_holds(moebench, run):
     suite = load_suite("smoke")
     assert f"suite smoke, {suite.title}" in moebench("validate", suite.source_path).out
     assert "; 72 cases" in moebench("validate", suite.source_path).out
-    assert f"reported numbers of hetu, {len(claims_of('hetu'))} claims" in moebench("validate", claims_of("hetu")[0].file).out
+    claims = claims_of("hetu")
+    assert f"reported numbers of hetu, {len(claims)} claims" in moebench("validate", claims[0].file).out
     assert "run of suite smoke, finished: 24 of 24 cases, 48 rows" in moebench("validate", run).out
 
 
