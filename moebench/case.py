@@ -15,7 +15,7 @@ class Case:
     Attributes:
         conventions: `common` or `as-shipped`.
         implementation: of the kernels: `torch`, `triton`, `reference`.
-        assumptions: what the paper does not say and the suite had to choose: `gpu`, `experts`, `input_gradient` -> value.
+        assumptions: what the paper leaves open and the suite chose: `gpu`, `experts`, `input_gradient` -> value.
         is_default: whether every assumption is the suite's first choice.
         overrides: `--set` values, parameter name -> text.
     """

@@ -23,8 +23,8 @@ class Collective:
         algorithm: `all_to_all`, `all_gather`, `reduce_scatter`, `all_reduce`.
         group: the group's name (`world`, ...).
         ranks: the group's global ranks, a `range` where possible.
-        bytes_per_peer: even all-to-all: bytes to each peer. all_gather: bytes that each rank contributes. reduce_scatter:
-            bytes that each rank ends with. all_reduce: bytes of the whole buffer. None where uneven.
+        bytes_per_peer: even all-to-all: bytes to each peer. all_gather: bytes that each rank contributes.
+            reduce_scatter: bytes that each rank ends with. all_reduce: bytes of the whole buffer. None where uneven.
         send_bytes, receive_bytes: uneven all-to-all only, one entry a peer.
     """
 
@@ -47,8 +47,8 @@ class Op:
         region: one of `moebench.kernels.region.REGIONS`.
         phase: `forward`, `backward` or `optimizer`.
         shapes: shapes of the tensor arguments, then of the results.
-        dtype: dtype of the first floating-point tensor among them, short (`fp32`, `bf16`, ...), else of the first tensor.
-        waits_on: indices of collectives that must have finished before this op (and all later ones on its stream) starts.
+        dtype: of the first floating-point tensor among them, short (`fp32`, `bf16`, ...), else of the first tensor.
+        waits_on: collectives that must have finished before this op (and all later ones on its stream) starts, by index.
     """
 
     index: int

@@ -29,7 +29,7 @@ class LayerWeights:
 class MoELayer(nn.Module):
     """A layer of one rank. `forward(x_TD) -> (y_TD, aux)`; aux is a scalar tensor, the auxiliary loss.
 
-    Gate parameters live in `self.gate`, expert parameters carry the attribute `is_expert = True`, which keeps them out of
+    Gate parameters live in `self.gate`; expert parameters carry `is_expert = True`, which keeps them out of
     gradient synchronisation.
     """
 
@@ -44,7 +44,7 @@ class MoELayer(nn.Module):
 
 @runtime_checkable
 class System(Protocol):
-    """A way to run the layer. Registered by name in moebench.systems.registry or by the entry-point group `moebench.systems`."""
+    """A way to run the layer; built-in (moebench.systems.registry) or from the entry-point group `moebench.systems`."""
 
     name: str
     title: str
