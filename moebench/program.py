@@ -48,7 +48,7 @@ class Op:
         phase: `forward`, `backward` or `optimizer`.
         shapes: shapes of the tensor arguments, then of the results.
         dtype: of the first floating-point tensor among them, short (`fp32`, `bf16`, ...), else of the first tensor.
-        waits_on: collectives that must have finished before this op (and all later ones on its stream) starts, by index.
+        waits_on: indices of collectives that must have ended before this op, and later ones on its stream, start.
     """
 
     index: int
