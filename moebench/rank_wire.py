@@ -16,7 +16,7 @@ def send(control: socket.socket, message: Any) -> None:
     control.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def receive(control: socket.socket, deadline: float | None = None) -> Any | None:
+def receive(control: socket.socket, deadline: float | None = None) -> Any:
     """The next message, or None when `deadline` (of time.monotonic) has passed.
 
     Raises:

@@ -43,11 +43,12 @@ def carry_all_to_all(
     backend = backend_of(group, source.device)
     if backend == "fake":
         return _pretend(output, source)
+    output, source = _handed(output), _handed(source)
     if backend == "gloo" and source.device.type == "cpu" and group.size <= RECEIVES_FIRST_PEERS + 1:
         return _receives_first(output, source, input_splits, output_splits, group)
-    output, source = _sendable(output), _sendable(source)
-    splits = (list(output_splits), list(input_splits)) if input_splits or output_splits else (None, None)
-    return (dist.all_to_all_single(output, source, *splits, group=group.process_group, async_op=True),)
+    is_even = not (input_splits or output_splits)
+    sent, received = (None, None) if is_even else (list(input_splits), list(output_splits))
+    return (dist.all_to_all_single(output, source, received, sent, group=group.process_group, async_op=True),)
 
 
 def carry_all_gather(output: Tensor, source: Tensor, group: Group) -> Sequence[Any]:
@@ -56,8 +57,7 @@ def carry_all_gather(output: Tensor, source: Tensor, group: Group) -> Sequence[A
         return ()
     if backend_of(group, source.device) == "fake":
         return _pretend(output, source)
-    pair = _sendable(output), _sendable(source)
-    return (_gather(*pair, group=group.process_group, async_op=True),)
+    return (_gather(_handed(output), _handed(source), group=group.process_group, async_op=True),)
 
 
 def carry_reduce_scatter(output: Tensor, source: Tensor, group: Group) -> Sequence[Any]:
@@ -66,14 +66,32 @@ def carry_reduce_scatter(output: Tensor, source: Tensor, group: Group) -> Sequen
         return ()
     if backend_of(group, source.device) == "fake":
         return _pretend(output, source)
-    return (_reduce_scatter(output, source, group=group.process_group, async_op=True),)
+    return (_reduce_scatter(_handed(output), _handed(source), group=group.process_group, async_op=True),)
 
 
 def carry_all_reduce(buffer: Tensor, group: Group) -> Sequence[Any]:
     """Sum over the ranks, in place."""
     if backend_of(group, buffer.device) == "fake" or buffer.numel() == 0:
         return ()
-    return (dist.all_reduce(buffer, group=group.process_group, async_op=True),)
+    return (dist.all_reduce(_handed(buffer), group=group.process_group, async_op=True),)
+
+
+def _handed(tensor: Tensor) -> Tensor:
+    """The contiguous tensor as a backend gets it.
+
+    On CPU it is another view of the memory, which owns nothing: gloo's threads drop what they were given a moment after
+    they wake the waiter, and autograd, which asks whether anyone else holds a gradient before it keeps or adds to it in
+    place, would execute other operators from run to run. Until the wait, the record of what is outstanding keeps the
+    memory (moebench.kernels.collectives.outstanding). Types that gloo refuses (float8; the refusal poisons the group)
+    travel as bytes.
+    """
+    if tensor.device.type == "cpu" and tensor.numel():
+        size = tensor.untyped_storage().nbytes()
+        address = tensor.untyped_storage().data_ptr()
+        storage = torch._C._construct_storage_from_data_pointer(address, tensor.device, size)
+        view = torch.empty(0, dtype=tensor.dtype)
+        tensor = view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return tensor if tensor.dtype in _PLAIN_TYPES else tensor.unsqueeze(-1).view(torch.uint8)
 
 
 def _receives_first(
@@ -102,11 +120,6 @@ def _receives_first(
 
 def _parts(rows: Tensor, splits: Sequence[int], size: int) -> Sequence[Tensor]:
     return rows.split(list(splits) if splits else [rows.shape[0] // size] * size)
-
-
-def _sendable(tensor: Tensor) -> Tensor:
-    """The same bytes in a type that every backend takes: gloo refuses float8, and the refusal poisons the group."""
-    return tensor if tensor.dtype in _PLAIN_TYPES else tensor.unsqueeze(-1).view(torch.uint8)
 
 
 def _pretend(output: Tensor, source: Tensor) -> Sequence[Any]:

@@ -101,10 +101,7 @@ class GradientSync:
 
     def _start_next(self) -> None:
         params = self.buckets[len(self._flights)]
-        for param in params:
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-        flat = torch.cat([param.grad.reshape(-1) for param in params])
+        flat = torch.cat([_gradient(param).reshape(-1) for param in params])
         self._flights.append(_Flight(params, start_all_reduce_(flat, self.group)))
 
     def _reset(self) -> None:
@@ -113,8 +110,14 @@ class GradientSync:
         self._missing = [len(bucket) for bucket in self.buckets]
 
 
+def _gradient(param: Tensor) -> Tensor:
+    if param.grad is None:
+        param.grad = torch.zeros_like(param)
+    return param.grad
+
+
 def _copy_back(flight: _Flight) -> None:
     flat = flight.pending.wait()
     sums = flat.split([param.numel() for param in flight.params])
-    grads = [param.grad for param in flight.params]
+    grads = [_gradient(param) for param in flight.params]
     torch._foreach_copy_(grads, [part.view(grad.shape) for part, grad in zip(sums, grads)])

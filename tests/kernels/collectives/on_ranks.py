@@ -201,6 +201,24 @@ def buffers_outlive_their_names(group):
         del junk
 
 
+def results_are_held_by_nobody_else(group, rounds):
+    """After the wait neither tensor is shared: autograd may then keep or add to gradients in place, always."""
+
+    def holders(tensor):
+        return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1  # less the handle made here
+
+    for _ in range(rounds):
+        for collective in (sw.all_to_all, sw.all_gather, sw.reduce_scatter, sw.all_reduce):
+            x = torch.ones(group.size, 3)
+            y = collective(x, group)
+            assert (holders(x), holders(y)) == (1, 1), (collective, holders(x), holders(y))
+            leaf = torch.ones(group.size, 3, requires_grad=True)
+            with OperatorNames() as recorded:
+                y = collective(leaf, group)
+                y.backward(torch.zeros_like(y))
+            assert "aten::copy_" not in recorded.names, (collective, recorded.names)
+
+
 def overlapped(x, w, group):
     """An exchange with two products between its start and its wait."""
     pending = sw.start_all_to_all(x, group)

@@ -50,6 +50,12 @@ def test_collectives_under_way_are_independent(check):
     run_ranks(F + check, 4)
 
 
+@pytest.mark.parametrize("world", [2, 4, 10])
+def test_results_are_held_by_nobody_else(world):
+    """No thread of the backend still refers to a result that was waited for, so runs execute the same operators."""
+    run_ranks(F + "results_are_held_by_nobody_else", world, (60 if world < 10 else 10,))
+
+
 def test_groups_within_the_world():
     """Subgroups, contiguous and strided, translate their ranks."""
     run_ranks(F + "groups_within", 4, (([0, 1], [2, 3], [0, 2], [1, 3], [0, 1, 3]),))
