@@ -42,7 +42,7 @@ def experiment_view(folder: RunFolder, experiment: Experiment, frame: pd.DataFra
 
 def _speedup_figures(experiment: Experiment, step_times: pd.DataFrame, scores: Sequence[Score]) -> list[Figure]:
     """One figure a system that is compared with the figure's baseline, claimed ones first."""
-    baseline = experiment.figure.get("baseline")
+    baseline = experiment.figure.get("baseline", "")
     if experiment.figure.get("kind") != "speedup" or baseline not in set(step_times["system"]):
         return []
     claimed = [s.claim.system for s in scores if s.claim.baseline == baseline and s.claim.experiment == experiment.name]

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 INK, MUTED, GRID, PAPER = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04"
 # Okabe-Ito order, told apart by colour-blind readers; each series also has its own marker and hatch.
@@ -43,7 +44,7 @@ def figure_style() -> Iterator[None]:
     import seaborn
 
     matplotlib.use("Agg")
-    settings = {
+    settings: dict[Any, Any] = {
         "svg.hashsalt": "moebench",
         "svg.fonttype": "none",
         "font.family": "sans-serif",
@@ -99,7 +100,10 @@ def themed(svg: str, title: str, description: str, key: str) -> str:
     svg = re.sub(r"font: ([^;]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", svg)
     label = f'role="img" aria-labelledby="{key}-title {key}-desc"'
     heading = f'<title id="{key}-title">{_escape(title)}</title><desc id="{key}-desc">{_escape(description)}</desc>'
-    width_pt = float(re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', svg).group(1))
+    box = re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', svg)
+    if box is None:
+        raise ValueError("an SVG without a viewBox has no size")
+    width_pt = float(box.group(1))
     size = f'style="min-width:{0.95 * width_pt:.0f}px;max-width:{1.45 * width_pt:.0f}px"'
     return re.sub(r"<svg([^>]*)>", rf"<svg\1 {size} {label}>{heading}", svg, count=1)
 

@@ -67,14 +67,13 @@ def run_cases(
         return
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread) as pool:
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread)
+    try:
         futures = [pool.submit(_run_group, group, suite.samples, suite.seed, traces) for group in groups]
-        try:
-            for future in futures:
-                yield from future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for future in futures:
+            yield from future.result()
+    finally:  # also when the consumer stops early: what has not started must not start
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _one_thread() -> None:
