@@ -1,0 +1,152 @@
+"""The `cluster` engine: the real program of each case on real ranks, timed across them.
+
+Cases that share a point are measured in one start of the ranks, interleaved. A case that fails there is left out, with
+the ranks' own report, and the others are started again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from moebench.case import Case
+from moebench.cluster.launchers import Launcher, check_startable, launcher_of
+from moebench.cluster.rows import Measured, rows_of_case, take
+from moebench.cluster.session import Session
+from moebench.cluster.worker import TARGET, Request, failed_case
+from moebench.local.engine import by_point
+from moebench.ranks import RanksError
+from moebench.results.rows import Row
+from moebench.workloads.errors import InputError
+from moebench.workloads.machine import Topology
+from moebench.workloads.suite import Suite
+
+PROCESSES = 2
+BLOCKS = 7
+TIMEOUT_S = 300.0
+_BUDGET_SHARE = 0.5  # of the time after which ranks are taken for stuck
+
+_session: Session | None = None
+
+
+def join(session: Session | None) -> None:
+    """Let later runs use the ranks that a launcher has started; None: none."""
+    global _session
+    _session = session
+
+
+def check(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> None:
+    """Refuse, before anything is written, cases that this engine can't start.
+
+    Raises:
+        InputError: says what is missing and what to do.
+    """
+    names = dict.fromkeys(case.topology for case in cases if case.engine == "cluster")
+    check_startable([topologies[name] for name in names], _session)
+
+
+def run_cases(
+    cases: Sequence[Case],
+    topologies: Mapping[str, Topology],
+    suite: Suite,
+    jobs: int = 1,
+    processes: int = PROCESSES,
+    blocks: int = BLOCKS,
+    timeout_s: float = TIMEOUT_S,
+) -> Iterator[list[Row]]:
+    """Measure `cases` on real ranks; yields the rows of one case at a time.
+
+    Args:
+        cases: what to run; those that share a point are interleaved.
+        topologies: this machine's, or that of the ranks of the joined session.
+        suite, jobs: unused; every engine takes the same arguments.
+        processes, blocks: starts of the ranks a point, and blocks in each; every case is timed twice a block.
+        timeout_s: of one start; after it, ranks that are not done are ended.
+
+    Raises:
+        InputError: a topology that can't be started here.
+    """
+    check(cases, topologies)
+    for name in dict.fromkeys(case.topology for case in cases):
+        topology = topologies[name]
+        runnable = []
+        for case in cases:
+            if case.topology != name:
+                continue
+            problem = _problem(case, topology)
+            if problem is None:
+                runnable.append(case)
+            else:
+                yield rows_of_case(case, topology, Measured(status="unsupported", reason=problem))
+        if not runnable:
+            continue
+        with launcher_of(topology, _session) as launcher:
+            for point in by_point(runnable):
+                found = _Point(point, topology, launcher, processes, blocks, timeout_s).measured()
+                for case in point:
+                    yield rows_of_case(case, topology, found[case.hash])
+
+
+def _problem(case: Case, topology: Topology) -> str | None:
+    """Why a case can't run, known before any rank is started."""
+    from moebench.systems.registry import conventions_of, get
+
+    try:
+        system = get(case.system)
+        conventions = conventions_of(system, case.workload.gate, case.conventions)
+        return case.workload.problem(topology.ranks) or system.supports(case.workload, conventions)
+    except InputError as error:
+        return str(error)
+
+
+class _Point:
+    """The cases of one point, until all have been measured in every start or have failed."""
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        topology: Topology,
+        launcher: Launcher,
+        processes: int,
+        blocks: int,
+        timeout_s: float,
+    ) -> None:
+        self.cases, self.topology, self.launcher = cases, topology, launcher
+        self.processes, self.blocks, self.timeout_s = processes, blocks, timeout_s
+        self.found = {case.hash: Measured() for case in cases}
+
+    def measured(self) -> dict[str, Measured]:
+        """Measure; by case hash."""
+        for process in range(self.processes):
+            self._start(process, self.cases)
+        return self.found
+
+    def _start(self, process: int, cases: Sequence[Case]) -> None:
+        """Measure those of `cases` that have not failed, together where that works."""
+        while left := [case for case in cases if self.found[case.hash].status == "passed"]:
+            budget_s = _BUDGET_SHARE * self.timeout_s
+            request = Request(tuple(left), process, self.blocks, budget_s, process == 0, self.launcher.counters)
+            try:
+                reports = self.launcher.run(TARGET, (request,), self.timeout_s)
+            except RanksError as error:
+                if not self._blamed(str(error), left):
+                    for case in left:
+                        self._start(process, [case])
+                    return
+            else:
+                take([self.found[case.hash] for case in left], process, reports, self.topology)
+                return
+
+    def _blamed(self, report: str, left: Sequence[Case]) -> bool:
+        """Give a case the blame for a failed start; False where several may have it."""
+        named = failed_case(report)
+        guilty = [case for case in left if named and case.name == named[1]] or left
+        if len(guilty) > 1:
+            return False
+        measured = self.found[guilty[0].hash]
+        measured.status, measured.reason = (named[0], named[2]) if named else ("failed", _in_short(report))
+        measured.report = report
+        return True
+
+
+def _in_short(report: str) -> str:
+    """The first paragraph of a report that says something: the line after its title."""
+    lines = [line for line in report.splitlines()[1:] if line.strip()]
+    return lines[0] if lines else report

@@ -1,0 +1,101 @@
+"""Who starts the ranks of a topology: this process on loopback, on an emulated cluster, or a launcher that already has.
+
+All run a function on every rank and bring back what it returns; a topology's name says which one is meant.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from moebench.ranks import run_ranks
+from moebench.workloads.errors import InputError
+from moebench.workloads.machine import Topology
+from moebench.workloads.places import EMULATED, ON_THIS_MACHINE
+
+if TYPE_CHECKING:
+    from moebench.cluster.lab import NicCounters
+    from moebench.cluster.session import Session
+
+Counters = Callable[[], "Sequence[NicCounters]"]
+
+
+class Launcher(Protocol):
+    """Runs functions on ranks; `counters` reads the NICs from within a rank, None where nobody counts."""
+
+    counters: Counters | None
+
+    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+        """Call `function(group, *args)` of `module:function` on every rank; results in rank order.
+
+        Raises:
+            RanksError: a rank raised, died, or was not done in time.
+        """
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """Ranks forked on this machine that talk over loopback."""
+
+    ranks: int
+    counters: Counters | None = None
+
+    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+        """As `Launcher.run`."""
+        return run_ranks(target, self.ranks, args, timeout_s)
+
+
+@contextmanager
+def launcher_of(topology: Topology, session: "Session | None") -> Iterator[Launcher]:
+    """The launcher of a topology's ranks, for as long as the block lasts.
+
+    Args:
+        session: this process and its peers, where a launcher started them.
+
+    Raises:
+        LabError: the emulated cluster could not be built.
+    """
+    if session is not None:
+        yield session
+    elif topology.node_type == EMULATED:
+        from moebench.cluster.lab import Lab, read_counters
+
+        rate, buffer = topology.link_parameters["nic.bandwidth"], topology.link_parameters["switch.buffer"]
+        with Lab(topology.nodes, topology.gpus_per_node, 8 * rate.value, int(buffer.value)) as lab:
+            yield _InLab(lab.run, partial(read_counters, lab.network))
+    else:
+        yield Loopback(topology.ranks)
+
+
+@dataclass(frozen=True)
+class _InLab:
+    """Ranks on an emulated cluster."""
+
+    run: Callable[..., list[Any]]
+    counters: Counters | None
+
+
+def check_startable(topologies: Sequence[Topology], session: "Session | None") -> None:
+    """Refuse, before anything is written, what can't be run.
+
+    Raises:
+        InputError: a topology does not describe the ranks there are, or this machine can't emulate it; says what to do.
+    """
+    if session is not None:
+        for topology in topologies:
+            session.check(topology)
+        return
+    for topology in topologies:
+        if topology.node_type not in ON_THIS_MACHINE:
+            raise InputError(
+                f"engine cluster runs real ranks, and topology {topology.name} is not of this machine: start them "
+                f"there (moebench launch --suite SUITE --topology {topology.name} prints how), or emulate a cluster "
+                f"here with --emulate {topology.nodes}x{topology.gpus_per_node}"
+            )
+    if any(topology.node_type == EMULATED for topology in topologies):
+        from moebench.cluster.lab import lab_problem
+
+        problem = lab_problem()
+        if problem:
+            raise InputError(problem)

@@ -1,0 +1,206 @@
+"""This process among the ranks that torchrun or srun started: rank 0 hands out jobs, the others do them.
+
+Each rank's process only supervises. A job runs in a fresh process under each of them, so that a rank that hangs, or is
+killed, takes its job with it and nothing else; what it left goes to rank 0 through a key-value store.
+"""
+
+import pickle
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moebench.cluster.detect import Launched
+from moebench.cluster.rank_process import Ending, RankProcess
+from moebench.rank_report import Outcome, explain
+from moebench.ranks import RanksError
+from moebench.workloads.errors import InputError
+from moebench.workloads.machine import Topology
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from moebench.cluster.launchers import Counters
+
+_POLL_S = 0.05
+_GRACE_S = 0.3  # for other ranks to end by themselves once one has failed
+_ANSWER_TIMEOUT_S = 30.0  # of a supervisor that was told to end its rank
+_MEET_TIMEOUT = timedelta(minutes=10)
+
+
+class Session:
+    """Rank 0's end: a launcher whose ranks are there already."""
+
+    counters: "Counters | None" = None
+
+    def __init__(self, place: Launched, store: "Store | None" = None) -> None:
+        self.place = place
+        self._store = store or meeting_place(place)
+        self._jobs = 0
+
+    def check(self, topology: Topology) -> None:
+        """Refuse a topology that does not describe these ranks.
+
+        Raises:
+            InputError: another size, other devices.
+        """
+        place = self.place
+        if (topology.nodes, topology.gpus_per_node) != (place.nodes, place.local_world):
+            raise InputError(
+                f"{place.launcher} started {place.size} ranks, and topology {topology.name} has "
+                f"{topology.nodes}x{topology.gpus_per_node}: choose a topology of that size"
+            )
+        _check_device(topology)
+
+    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+        """Call `function(group, *args)` on every rank, each in a fresh process; results in rank order.
+
+        Raises:
+            RanksError: a rank raised, died, or was not done in time.
+        """
+        number, world = self._jobs, self.place.world
+        self._jobs += 1
+        self._store.set(f"job/{number}", pickle.dumps((target, tuple(args), timeout_s)))
+        process = RankProcess(self.place, number, target, args, timeout_s)
+        try:
+            endings, outcome = self._collect(number, process, time.monotonic() + timeout_s)
+        except BaseException:  # also Ctrl-C: no rank may outlive the call
+            self._store.set(f"abort/{number}", b"kill")
+            process.kill(with_stack=False)
+            raise
+        finally:
+            process.close()
+        if outcome.is_failure:
+            with tempfile.TemporaryDirectory(prefix="moebench-ranks-") as folder:
+                for rank, ending in endings.items():
+                    ending.unpack(Path(folder), rank)
+                raise RanksError(explain(Path(folder), target, world, outcome, timeout_s))
+        return [pickle.loads(endings[rank].files["result"]) for rank in range(world)]
+
+    def close(self) -> None:
+        """Tell the other ranks that there is nothing more to do, and let them go first."""
+        with suppress(RuntimeError):  # a store that is gone has told them
+            self._store.set(f"job/{self._jobs}", pickle.dumps(None))
+            deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+            left = [f"left/{rank}" for rank in range(1, self.place.world)]
+            while left and time.monotonic() < deadline and not self._store.check(left):
+                time.sleep(_POLL_S)
+
+    def _collect(self, number: int, process: RankProcess, deadline: float) -> tuple[dict[int, Ending], Outcome]:
+        """Wait for every rank's end; once one has failed or the time is up, have the others ended."""
+        outcome = Outcome()
+        endings: dict[int, Ending] = {}
+        order, limit = "", deadline
+        while len(endings) < self.place.world:
+            now = time.monotonic()
+            for rank, ending in self._new_endings(number, process, endings):
+                endings[rank] = ending
+                if ending.killed:
+                    outcome.killed.add(rank)
+                outcome.exits[rank] = (ending.status, now)
+                if ending.status and not order:
+                    limit = min(limit, now + _GRACE_S)
+            if now > limit and order:
+                silent = sorted(set(range(self.place.world)) - set(endings))
+                raise RanksError(f"ranks {', '.join(map(str, silent))}: the processes that started them do not answer")
+            if now > limit:
+                outcome.timed_out = not outcome.is_failure
+                order = "stack" if outcome.timed_out else "kill"
+                self._store.set(f"abort/{number}", order.encode())
+                process.kill(with_stack=outcome.timed_out)
+                limit = now + _ANSWER_TIMEOUT_S
+            time.sleep(_POLL_S)
+        return endings, outcome
+
+    def _new_endings(
+        self, number: int, process: RankProcess, known: dict[int, Ending]
+    ) -> list[tuple[int, Ending]]:
+        found = []
+        for rank in set(range(self.place.world)) - set(known):
+            if rank == self.place.rank:
+                ending = process.ending()
+                if ending is not None:
+                    found.append((rank, ending))
+            elif self._store.check([f"end/{number}/{rank}"]):
+                found.append((rank, pickle.loads(self._store.get(f"end/{number}/{rank}"))))
+                self._store.delete_key(f"end/{number}/{rank}")
+        return found
+
+
+def follow(place: Launched, store: "Store | None" = None) -> int:
+    """Do the jobs that rank 0 hands out until it has none; the exit status of this process."""
+    try:
+        store = store or meeting_place(place)
+        for number in range(1 << 30):
+            while not store.check([f"job/{number}"]):
+                time.sleep(_POLL_S)
+            job = pickle.loads(store.get(f"job/{number}"))
+            if job is None:
+                store.set(f"left/{place.rank}", b"")
+                return 0
+            _do(place, store, number, *job)
+    except RuntimeError:  # the store is gone, and rank 0 with it
+        return 1
+    return 0
+
+
+def _do(place: Launched, store: "Store", number: int, target: str, args: Sequence[Any], timeout_s: float) -> None:
+    process = RankProcess(place, number, target, args, timeout_s)
+    try:
+        while (ending := process.ending()) is None:
+            if store.check([f"abort/{number}"]):
+                process.kill(with_stack=store.get(f"abort/{number}") == b"stack")
+            time.sleep(_POLL_S)
+        store.set(f"end/{number}/{place.rank}", pickle.dumps(ending))
+    finally:
+        process.kill(with_stack=False)
+        process.close()
+
+
+def meeting_place(place: Launched) -> "Store":
+    """The store in which the ranks meet.
+
+    Raises:
+        InputError: it can't be reached.
+    """
+    import torch.distributed as dist
+
+    try:
+        store = dist.TCPStore(
+            place.address,
+            place.port,
+            place.world,
+            is_master=place.rank == 0 and not place.has_store,
+            timeout=_MEET_TIMEOUT,
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        raise InputError(f"no meeting of the ranks at {place.address}:{place.port}: {error}") from error
+    return dist.PrefixStore("moebench", store)
+
+
+def _check_device(topology: Topology) -> None:
+    """Refuse a topology of other devices than this rank's.
+
+    Raises:
+        InputError: a GPU where there is none, a CPU where there is one, or a GPU of another name.
+    """
+    import torch
+
+    from moebench.cluster.devices import is_named
+
+    hardware = topology.hardware
+    kind = "gpu" if torch.cuda.is_available() else "cpu"
+    if hardware.kind != kind:
+        raise InputError(
+            f"topology {topology.name} is of {hardware.title} ({hardware.kind}), and these ranks compute on a {kind}: "
+            "what they measure says nothing about it; name or describe the cluster that this is (--topology)"
+        )
+    if kind == "gpu" and not is_named(torch.cuda.get_device_name(), hardware.name):
+        raise InputError(
+            f"topology {topology.name} is of {hardware.title}, and these ranks compute on "
+            f"{torch.cuda.get_device_name()}: name or describe the cluster that this is (--topology)"
+        )
