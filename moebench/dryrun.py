@@ -39,7 +39,7 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
     for case in ready.cases:
         key = _program(case, ready)
         memory, step_s, status = tried.get(key, (None, None, ""))
-        if case.engine == "local":
+        if case.engine != "sim":
             time_s = None if step_s is None else _measuring_s(step_s)
         else:
             time_s = (replay_s + (0.0 if key in traced else trace_s)) / cores if trace_s else None

@@ -15,10 +15,10 @@ from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.experts import experts_for
 from moebench.workloads.layer import GateSpec, LayerWorkload
 from moebench.workloads.machine import Topology
-from moebench.workloads.places import THIS_MACHINE
+from moebench.workloads.places import ON_THIS_MACHINE, THIS_MACHINE
 from moebench.workloads.suite import Experiment, Suite
 
-ENGINES = ("auto", "local", "sim")
+ENGINES = ("auto", "local", "cluster", "sim")
 QUICK_SAMPLES = 32
 
 Load = Callable[[str], Topology]
@@ -238,10 +238,11 @@ def engine_of(topology: Topology, engine: str) -> str:
     Raises:
         InputError: `local` was asked for a machine that is not this one.
     """
-    here = topology.hardware.name == THIS_MACHINE
+    has_ranks_here = topology.node_type in ON_THIS_MACHINE
+    is_one_here = topology.ranks == 1 and (has_ranks_here or topology.hardware.name == THIS_MACHINE)
     if engine == "auto":
-        return "local" if here and topology.ranks == 1 else "sim"
-    if engine == "local" and not (here and topology.ranks == 1):
+        return "local" if is_one_here else "cluster" if has_ranks_here else "sim"
+    if engine == "local" and not is_one_here:
         raise InputError(
             f"engine local measures one process on this machine, and topology {topology.name} names "
             f"{topology.ranks} x {topology.hardware.title}; use --engine sim, or --topology 1x1-{THIS_MACHINE}"

@@ -23,7 +23,7 @@ from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
-ENGINES = {"sim": "moebench.sim.engine", "local": "moebench.local.engine"}
+ENGINES = {"sim": "moebench.sim.engine", "local": "moebench.local.engine", "cluster": "moebench.cluster.engine"}
 LEAST_FREE_BYTES = 1 << 20
 
 Engine = Callable[..., Generator[list[Row], None, None]]

@@ -1,6 +1,7 @@
 """`moebench run`: a suite from cases to verdicts and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,11 @@ import click
 from moebench.workloads.errors import InputError
 
 if TYPE_CHECKING:
+    from moebench.case import Case
+    from moebench.cluster.detect import Launched
     from moebench.results.store import RunFolder
     from moebench.run import Outcome, Plan
+    from moebench.workloads.machine import Topology
 
 # Options that choose what runs; a resumed run has them already.
 _CHOICES = {
@@ -38,11 +42,15 @@ _CHOICES = {
 )
 @click.option(
     "--engine",
-    type=click.Choice(["auto", "local", "sim"]),
+    type=click.Choice(["auto", "local", "cluster", "sim"]),
     default="auto",
     show_default=True,
-    help="auto measures what stands on this machine and simulates every other.",
+    help="auto measures what stands on this machine, or the ranks of torchrun and srun, and simulates every other.",
 )
+@click.option("--emulate", metavar="NODESxRANKS", help="A cluster of network namespaces on this machine: 2x4.")
+@click.option("--nic-rate", metavar="RATE", help="Rate of its NICs, one a node and both ways; 1gbit unless said.")
+@click.option("--switch-buffer", metavar="SIZE", help="Buffer of a port of its switch; 512kb unless said.")
+@click.option("--unshaped", is_flag=True, help="Its ranks without a network between them: no rights are needed.")
 @click.option("--set", "settings", multiple=True, metavar="PARAMETER=VALUE", help="What if: nic.bandwidth=25GB/s.")
 @click.option(
     "--quick", is_flag=True, help="First choice of every assumption, common conventions, 32 draws: a first look."
@@ -53,6 +61,10 @@ _CHOICES = {
 def command(
     suite: str | None,
     engine: str,
+    emulate: str | None,
+    nic_rate: str | None,
+    switch_buffer: str | None,
+    unshaped: bool,
     settings: tuple[str, ...],
     quick: bool,
     dry_run: bool,
@@ -62,23 +74,64 @@ def command(
 ) -> int:
     """Run a suite, print the claims table, write the run folder and its report.
 
-    Ctrl-C leaves a run that --resume continues.
+    Ctrl-C leaves a run that --resume continues. Under torchrun or srun, the ranks measure together and rank 0 writes.
     """
-    if resumed is not None:
-        if suite or settings or quick or dry_run or out or any(filters.values()) or engine != "auto":
-            raise InputError("--resume continues a run as it was started: give no other option")
-        return _resume(resumed)
-    if suite is None:
-        from moebench.workloads.load import suite_names
+    from moebench.cluster.detect import launched
+    from moebench.cluster.emulation import emulated
 
-        raise InputError(f"--suite is missing; choose one of: {', '.join(suite_names())}, or a file")
-    ready = _prepared(suite, engine, _settings(settings), quick, filters)
-    if dry_run:
-        _show_plan(ready)
-        return 0
-    from moebench.run import begin
+    place = launched()
+    if place is not None and place.rank:
+        from moebench.cluster.session import follow
 
-    return _execute(begin(ready, out))
+        return follow(place)
+    with _peers(place):
+        topology, rates = emulated(emulate, nic_rate, switch_buffer, unshaped)
+        if resumed is not None:
+            if suite or settings or quick or dry_run or out or topology or any(filters.values()) or engine != "auto":
+                raise InputError("--resume continues a run as it was started: give no other option")
+            return _resume(resumed)
+        if suite is None:
+            from moebench.workloads.load import suite_names
+
+            raise InputError(f"--suite is missing; choose one of: {', '.join(suite_names())}, or a file")
+        if topology is not None or place is not None:
+            from moebench.cluster.emulation import measured
+
+            engine, filters["topology"] = measured(place, topology, engine, filters["topology"])
+        ready = _prepared(suite, engine, _settings(settings, rates), quick, filters)
+        if dry_run:
+            _show_plan(ready)
+            return 0
+        from moebench.run import begin
+
+        _check_ranks(ready.cases, ready.topologies)
+        return _execute(begin(ready, out))
+
+
+@contextmanager
+def _peers(place: "Launched | None") -> Iterator[None]:
+    """The ranks that a launcher started beside this one, if it did, are there for the block's runs."""
+    if place is None:
+        yield
+        return
+    from moebench.cluster.engine import join
+    from moebench.cluster.session import Session
+
+    session = Session(place)
+    join(session)
+    try:
+        yield
+    finally:
+        join(None)
+        session.close()
+
+
+def _check_ranks(cases: Sequence["Case"], topologies: "Mapping[str, Topology]") -> None:
+    """Refuse cases whose ranks can't be started here, before anything is written."""
+    if any(case.engine == "cluster" for case in cases):
+        from moebench.cluster.engine import check
+
+        check(cases, topologies)
 
 
 def _prepared(suite: str, engine: str, settings: dict[str, str], quick: bool, filters: dict[str, tuple]) -> "Plan":
@@ -90,8 +143,9 @@ def _prepared(suite: str, engine: str, settings: dict[str, str], quick: bool, fi
     return prepare(load_suite(suite), Filters(**chosen, overrides=settings, quick=quick), engine)
 
 
-def _settings(settings: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _settings(settings: Sequence[str], rates: "Mapping[str, str]") -> dict[str, str]:
+    """What --set says, besides what --emulate's options mean."""
+    found = dict(rates)
     for text in settings:
         name, equals, value = text.partition("=")
         if not (name.strip() and equals and value.strip()):
@@ -107,6 +161,7 @@ def _resume(path: Path) -> int:
     from moebench.run import resume
 
     job = resume(path)
+    _check_ranks(job.cases, job.topologies)
     job.folder.note_resumed(environment(seed=job.suite.seed))
     return _execute(job)
 

@@ -162,20 +162,20 @@ def test_local_refuses_another_machine(hetu):
 
 
 def test_an_unknown_engine_lists_the_engines(hetu):
-    """Engines that are not built yet are not accepted."""
-    with pytest.raises(InputError, match=r"unknown engine 'cluster'.*auto, local, sim"):
-        plan(hetu, Filters(), "cluster")
+    """An engine that there is not is not accepted."""
+    with pytest.raises(InputError, match=r"unknown engine 'clock'.*auto, local, cluster, sim"):
+        plan(hetu, Filters(), "clock")
 
 
 def test_auto_measures_on_this_machine(hetu):
-    """One rank on this machine runs in local; several are simulated."""
+    """One rank on this machine runs in local, several in cluster."""
     described = load_topology("1x1-titan-rtx")
     here = replace(described, name="1x1-this-machine", hardware=replace(described.hardware, name="this-machine"))
     machines = Machines(load=lambda name: here)
     assert {c.engine for c in plan(hetu, Filters(topologies=("1x1-this-machine",)), "auto", machines)} == {"local"}
     two = replace(here, name="1x2-this-machine", gpus_per_node=2)
     machines = Machines(load=lambda name: two)
-    assert {c.engine for c in plan(hetu, Filters(topologies=("1x2-this-machine",)), "auto", machines)} == {"sim"}
+    assert {c.engine for c in plan(hetu, Filters(topologies=("1x2-this-machine",)), "auto", machines)} == {"cluster"}
 
 
 def test_overrides_reach_the_machine_and_the_hash(hetu):
