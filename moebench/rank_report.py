@@ -17,11 +17,13 @@ class Outcome:
         exits: rank -> (exit status, negative for a signal; time.monotonic() when noticed).
         killed: the ranks that run_ranks killed.
         timed_out: whether it did so because the time was up, not because another rank had failed.
+        diagnosis: what the caller found out about it while the ranks were there.
     """
 
     exits: dict[int, tuple[int, float]] = field(default_factory=dict)
     killed: set[int] = field(default_factory=set)
     timed_out: bool = False
+    diagnosis: list[str] = field(default_factory=list)
 
     @property
     def is_failure(self) -> bool:
@@ -39,7 +41,7 @@ def explain(folder: Path, target: str, world: int, outcome: Outcome, timeout_s: 
         parts += _late(folder, world, outcome.killed, timeout_s)
     elif outcome.killed:
         parts.append(f"{_were(outcome.killed)} then killed")
-    return f"{target} on {world} ranks failed\n\n" + "\n\n".join(parts)
+    return f"{target} on {world} ranks failed\n\n" + "\n\n".join(outcome.diagnosis + parts)
 
 
 def _failure(folder: Path, rank: int, status: int, noticed: float) -> tuple[float, str]:
@@ -63,7 +65,9 @@ def _late(folder: Path, world: int, killed: set[int], timeout_s: float) -> list[
     """Which ranks were not done in time, and where each stood."""
     late = {rank for rank in killed if not (folder / f"{rank}.result").exists()}
     done = set(range(world)) - late
-    parts = [f"{_were(late)} not done after {timeout_s:g} s" + (f" ({_were(done)} done)" if done else "")]
+    stopped = {rank for rank in late if (folder / f"{rank}.stopped").exists()}
+    parts = [f"{_were(stopped)} stopped by a signal, and did not answer"] if stopped else []
+    parts += [f"{_were(late)} not done after {timeout_s:g} s" + (f" ({_were(done)} done)" if done else "")]
     return parts + [
         f"rank {rank} stood at:\n{_text(folder / f'{rank}.stack') or '(it wrote no stack)'}" for rank in sorted(late)
     ]

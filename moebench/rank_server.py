@@ -44,6 +44,7 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
     ranks: dict[int, int] = {}  # process id -> rank
+    folder = Path()
     send(control, "ready")
     sources: list[Any] = [control, death]
     while True:
@@ -55,12 +56,13 @@ def serve(descriptor: int) -> None:
             try:
                 message = receive(control)
             except ConnectionError:
-                return _kill(ranks, with_stacks=False)
+                return _kill(ranks)
             if message[0] == "run":
+                folder = Path(message[1]["folder"])
                 for rank in range(message[1]["world"]):
                     ranks[_fork(message[1], rank, (control.fileno(), death, signalled))] = rank
             else:
-                _kill(ranks, with_stacks=message[1])
+                _kill(ranks, folder if message[1] else None)
         _report_deaths(control, ranks)
 
 
@@ -72,14 +74,22 @@ def _report_deaths(control: socket.socket, ranks: dict[int, int]) -> None:
                 send(control, (ranks.pop(process), os.waitstatus_to_exitcode(status), time.monotonic()))
 
 
-def _kill(ranks: dict[int, int], with_stacks: bool) -> None:
-    if with_stacks and ranks:
-        for process in ranks:
+def _kill(ranks: dict[int, int], stacks: Path | None = None) -> None:
+    """Kill the ranks; before that, note in folder `stacks` where each stands, and which were stopped."""
+    if stacks is not None and ranks:
+        for process, rank in ranks.items():
             os.kill(process, _STACK_SIGNAL)
+            if _is_stopped(process):
+                (stacks / f"{rank}.stopped").touch()
         time.sleep(_STACK_TIME_S)
     for process in ranks:
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)
+
+
+def _is_stopped(process: int) -> bool:
+    """Whether a child was stopped by a signal, and not continued."""
+    return os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _fork(request: dict[str, Any], rank: int, descriptors: tuple[int, ...]) -> int:
@@ -97,7 +107,7 @@ def _fork(request: dict[str, Any], rank: int, descriptors: tuple[int, ...]) -> i
         for descriptor in descriptors:
             os.close(descriptor)
         _die_with(server)
-        _run_rank(request, rank)
+        _run_rank(request, rank, server)
     finally:
         os._exit(1)
 
@@ -110,10 +120,13 @@ def _die_with(server: int) -> None:
         os._exit(1)
 
 
-def _run_rank(request: dict[str, Any], rank: int) -> NoReturn:
+def _run_rank(request: dict[str, Any], rank: int, server: int) -> NoReturn:
     folder = Path(request["folder"])
     try:
         _settle(request, folder, rank)
+        if request["seats"]:
+            request["seats"][rank].take()
+            _die_with(server)  # again: the kernel forgets it when a process enters a user namespace
         result = pickle.dumps(_call(request, rank))
         partial = folder / f"{rank}.partial"
         partial.write_bytes(result)
@@ -166,7 +179,10 @@ def _call(request: dict[str, Any], rank: int) -> Any:
     module, name = request["target"].split(":")
     function = getattr(importlib.import_module(module), name)
     world = request["world"]
-    store = dist.FileStore(os.path.join(request["folder"], "rendezvous"), world)
     timeout = timedelta(seconds=request["timeout_s"] + _MARGIN_S)
+    if request["seats"]:
+        store = request["seats"][rank].store(rank, world, timeout)
+    else:
+        store = dist.FileStore(os.path.join(request["folder"], "rendezvous"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     return function(process_group(), *pickle.loads(request["args"]))

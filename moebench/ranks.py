@@ -1,4 +1,6 @@
-"""Runs a function on several real ranks of this machine, over gloo on loopback, and brings back what they return.
+"""Runs a function on several real ranks of this machine, over gloo, and brings back what they return.
+
+Ranks talk over loopback, or sit where the caller says (moebench.rank_seat).
 
 Every rank is forked from a rank server (moebench.rank_server), a process that has imported torch and computed nothing:
 importing torch again in every rank would take seconds, and a fork of a parent that has computed may hang. The server is
@@ -16,11 +18,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from moebench.rank_report import Outcome, explain
+from moebench.rank_seat import Seat
 from moebench.rank_wire import receive, send
 
 _START_TIMEOUT_S = 120.0
@@ -32,7 +35,14 @@ class RanksError(RuntimeError):
     """A rank raised, died or did not answer; the text says which, and shows its own traceback."""
 
 
-def run_ranks(target: str, world: int, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+def run_ranks(
+    target: str,
+    world: int,
+    args: Sequence[Any] = (),
+    timeout_s: float = 60.0,
+    seats: Sequence[Seat] = (),
+    diagnose: Callable[[], Sequence[str]] | None = None,
+) -> list[Any]:
     """Call `function(group, *args)` on `world` ranks and return their results, in rank order.
 
     The function is imported in each rank by name, sees this process's working directory, import path and environment,
@@ -42,6 +52,9 @@ def run_ranks(target: str, world: int, args: Sequence[Any] = (), timeout_s: floa
     Args:
         target: `module:function`.
         timeout_s: after this time every rank is killed.
+        seats: where each rank sits; none: all on loopback.
+        diagnose: called when a rank has failed or the time is up, before the rest is killed; its lines come first in
+            the error.
 
     Raises:
         RanksError: a rank raised, died, or was not done in time.
@@ -50,17 +63,27 @@ def run_ranks(target: str, world: int, args: Sequence[Any] = (), timeout_s: floa
         raise ValueError(f"world = {world}: at least one rank is needed")
     if target.count(":") != 1:
         raise ValueError(f"target is {target!r}; it must read `module:function`")
+    if seats and len(seats) != world:
+        raise ValueError(f"{len(seats)} seats for {world} ranks")
     if not hasattr(os, "fork"):
         raise RanksError("ranks are forked, which this operating system can't do")
     folder = Path(tempfile.mkdtemp(prefix="moebench-ranks-"))
     try:
         with _lock:
-            return _run(folder, target, world, args, timeout_s)
+            return _run(folder, target, world, args, timeout_s, seats, diagnose)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(folder: Path, target: str, world: int, args: Sequence[Any], timeout_s: float) -> list[Any]:
+def _run(
+    folder: Path,
+    target: str,
+    world: int,
+    args: Sequence[Any],
+    timeout_s: float,
+    seats: Sequence[Seat],
+    diagnose: Callable[[], Sequence[str]] | None,
+) -> list[Any]:
     server = _running_server()
     request = {
         "target": target,
@@ -68,12 +91,13 @@ def _run(folder: Path, target: str, world: int, args: Sequence[Any], timeout_s: 
         "args": pickle.dumps(tuple(args)),
         "folder": str(folder),
         "timeout_s": timeout_s,
+        "seats": tuple(seats),
         "path": [entry or os.getcwd() for entry in sys.path],
         "directory": os.getcwd(),
         "environment": dict(os.environ),
     }
     try:
-        outcome = server.run(request, world, time.monotonic() + timeout_s)
+        outcome = server.run(request, world, time.monotonic() + timeout_s, diagnose)
     except BaseException:  # also Ctrl-C: no rank may outlive the call
         server.close()
         raise
@@ -89,7 +113,8 @@ class _Server:
         self.owner = os.getpid()
         self.control, theirs = socket.socketpair()
         code = f"from moebench.rank_server import serve; serve({theirs.fileno()})"
-        environment = os.environ | {
+        # TCPStore warns of addresses without names; the level is read when torch is imported.
+        environment = {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | {
             "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
         }  # fmt: skip
@@ -109,12 +134,20 @@ class _Server:
         """Whether it runs and is this process's own (after a fork it is the parent's)."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def run(self, request: dict[str, Any], world: int, deadline: float) -> Outcome:
+    def run(
+        self,
+        request: dict[str, Any],
+        world: int,
+        deadline: float,
+        diagnose: Callable[[], Sequence[str]] | None = None,
+    ) -> Outcome:
         """Fork the ranks and wait for them; kill those left at the deadline, or soon after one has failed."""
         outcome = Outcome()
         try:
             send(self.control, ("run", request))
             in_time = self._collect(outcome, world, deadline)
+            if diagnose is not None and (outcome.is_failure or not in_time):
+                outcome.diagnosis = list(diagnose())
             if len(outcome.exits) < world:
                 outcome.timed_out = not in_time
                 outcome.killed = set(range(world)) - set(outcome.exits)
