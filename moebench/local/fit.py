@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-LEAST_SPREAD = 0.02  # a range is never narrower than this share of its value, whatever few repeats say
+LEAST_SPREAD = 0.05  # the least half-width of a range: clock rates wander that much from one hour to the next
 LEAST_DEVICE_S = 1e-7
 LEAST_BYTES, LEAST_FLOPS = 1 << 18, 1 << 24  # smaller calls say nothing about peak rates: the clock is too coarse
 NARROW = 8  # products with a dimension up to this are limited by memory
