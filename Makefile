@@ -1,6 +1,7 @@
 # make hetu    set up, run the HetuMoE suite, print where the report is
 # make test    set up with the test extra, lint, test
 # make lint    ruff, and mypy on the tree as it is imported
+# make clock-check  calibrate this CPU, then compare predicted and measured step times (4 minutes; keep the machine idle)
 # make clean   remove what the above built (the virtual environment too; runs/ stays)
 #
 # PYTHON       interpreter of the virtual environment, 3.11 or later
@@ -15,7 +16,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if
 SOURCES := build/src/moebench
 
 .DEFAULT_GOAL := help
-.PHONY: help hetu test lint clean
+.PHONY: help hetu test lint clock-check clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -34,6 +35,9 @@ lint: $(VENV)/.installed-test
 	ln -s $(CURDIR)/moebench/* $(SOURCES)/
 	ln -s $(CURDIR)/kernels $(CURDIR)/systems $(CURDIR)/workloads $(CURDIR)/results/reported $(SOURCES)/
 	cd build/src && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+
+clock-check: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.clock_check --calibrate
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
