@@ -163,8 +163,8 @@ def test_local_refuses_another_machine(hetu):
 
 def test_an_unknown_engine_lists_the_engines(hetu):
     """An engine that there is not is not accepted."""
-    with pytest.raises(InputError, match=r"unknown engine 'clock'.*auto, local, cluster, sim"):
-        plan(hetu, Filters(), "clock")
+    with pytest.raises(InputError, match=r"unknown engine 'gpu'.*auto, cluster, local, sim"):
+        plan(hetu, Filters(), "gpu")
 
 
 def test_auto_measures_on_this_machine(hetu):
