@@ -11,6 +11,7 @@ from moebench.workloads.errors import InputError
 # Verb -> its one line of help. The verb lives in moebench/cli/<verb>.py as `command`.
 VERBS = {
     "run": "Run a suite, judge the paper's claims, write the report.",
+    "launch": "How to start a suite on a real cluster: torchrun and sbatch lines.",
     "claims": "Scoreboard: what was reported, what was obtained, the verdict and why.",
     "list": "What there is: suites, systems, gates, kernels, topologies, hardware, claims, figures.",
     "report": "Write the HTML report of a run.",

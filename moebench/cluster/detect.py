@@ -20,6 +20,7 @@ class Launched:
         rank, world: of all; local_rank, local_world: on this node.
         address, port: where the ranks meet.
         has_store: whether the launcher itself holds a key-value store there; else rank 0 does.
+        attempt: how often the launcher has started them anew; its store may hold what an earlier attempt left.
     """
 
     launcher: str
@@ -30,6 +31,12 @@ class Launched:
     address: str
     port: int
     has_store: bool = False
+    attempt: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """Of this attempt's keys in the store."""
+        return f"moebench/{self.attempt}"
 
     @property
     def nodes(self) -> int:
@@ -74,6 +81,7 @@ def _by_torchrun(environ: Mapping[str, str]) -> Launched:
         address=environ["MASTER_ADDR"],
         port=int(environ["MASTER_PORT"]),
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
 
 

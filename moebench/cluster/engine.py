@@ -7,10 +7,11 @@ the ranks' own report, and the others are started again.
 from collections.abc import Iterator, Mapping, Sequence
 
 from moebench.case import Case
+from moebench.cluster.blame import blame
 from moebench.cluster.launchers import Launcher, check_startable, launcher_of
 from moebench.cluster.rows import Measured, rows_of_case, take
 from moebench.cluster.session import Session
-from moebench.cluster.worker import TARGET, Request, failed_case
+from moebench.cluster.worker import TARGET, Request
 from moebench.local.engine import by_point
 from moebench.ranks import RanksError
 from moebench.results.rows import Row
@@ -136,17 +137,10 @@ class _Point:
 
     def _blamed(self, report: str, left: Sequence[Case]) -> bool:
         """Give a case the blame for a failed start; False where several may have it."""
-        named = failed_case(report)
-        guilty = [case for case in left if named and case.name == named[1]] or left
+        found = blame(report)
+        guilty = [case for case in left if case.name == found.case] or left
         if len(guilty) > 1:
             return False
         measured = self.found[guilty[0].hash]
-        measured.status, measured.reason = (named[0], named[2]) if named else ("failed", _in_short(report))
-        measured.report = report
+        measured.status, measured.reason, measured.report = found.status, found.reason, report
         return True
-
-
-def _in_short(report: str) -> str:
-    """The first paragraph of a report that says something: the line after its title."""
-    lines = [line for line in report.splitlines()[1:] if line.strip()]
-    return lines[0] if lines else report

@@ -158,7 +158,7 @@ def _call(place: Launched, number: int, target: str, args: Sequence[Any], timeou
     function = getattr(importlib.import_module(module), name)
     timeout = timedelta(seconds=timeout_s + _MARGIN_S)
     store = dist.TCPStore(place.address, place.port, is_master=False, timeout=timeout, wait_for_workers=False)
-    store = dist.PrefixStore(f"moebench/group/{number}", store)
+    store = dist.PrefixStore(f"{place.prefix}/group/{number}", store)
     if torch.cuda.is_available():
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)

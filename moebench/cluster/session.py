@@ -179,7 +179,7 @@ def meeting_place(place: Launched) -> "Store":
         )
     except RuntimeError as error:
         raise InputError(f"no meeting of the ranks at {place.address}:{place.port}: {error}") from error
-    return dist.PrefixStore("moebench", store)
+    return dist.PrefixStore(place.prefix, store)
 
 
 def _check_device(topology: Topology) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from moebench.case import Case
+from moebench.cluster.blame import CaseFailed
 from moebench.cluster.host import Host, HostTimes, keep_freed_memory, this_host
 from moebench.kernels.collectives.group import Group
 from moebench.local.clock import quiet_interpreter
@@ -31,10 +32,6 @@ TARGET = f"{__name__}:measure"
 WARM_UP_STEPS = 3
 FEWEST_STEPS, MOST_STEPS = 3, 20  # of a sample: single shots mislead, and a sample need not last longer than
 SAMPLE_S = 0.1
-
-
-class CaseFailed(RuntimeError):
-    """A case failed on this rank: its status, its name, and why, as `failed_case` reads them again."""
 
 
 @dataclass(frozen=True)
@@ -127,17 +124,6 @@ def measure(group: Group, request: Request) -> Report:
     return Report(this_host(device), samples, tuple(details))
 
 
-def failed_case(text: str) -> tuple[str, str, str] | None:
-    """Status, case name and reason of the first CaseFailed in a report of failed ranks, or None."""
-    mark = f"{CaseFailed.__name__}: "
-    for line in text.splitlines():
-        _, found, rest = line.partition(mark)
-        if found and rest.count(": ") >= 2:
-            status, name, reason = rest.split(": ", 2)
-            return status, name, reason
-    return None
-
-
 class _Peers:
     """The other ranks: meeting them, and agreeing on a number."""
 
@@ -168,7 +154,7 @@ def _naming(case: Case) -> Iterator[None]:
         yield
     except Exception as error:
         status, reason = failure_of(error)
-        raise CaseFailed(f"{status}: {case.name}: {reason}") from error
+        raise CaseFailed(status, case.name, reason) from error
 
 
 def _warmed_up(step: Step, peers: _Peers) -> float:

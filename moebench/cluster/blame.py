@@ -1,0 +1,47 @@
+"""Which case a failed start of the ranks is to be blamed on, and why in a line: read from the ranks' own report.
+
+A rank that raises in a case says so in its traceback, which is text by the time it gets here; a rank that was killed
+says nothing, and its peers then name the case in which they lost it.
+"""
+
+import re
+from dataclasses import dataclass
+
+_NEXT = re.compile(r"\n\n(?=ranks? \d)")  # between what is said of one rank and of the next
+_RAISED = re.compile(r"^(rank \d+) raised:")
+_NAMED = re.compile(r"CaseFailed: (?P<status>[a-z-]+): (?P<case>\S+): (?P<reason>.*)")
+
+
+class CaseFailed(RuntimeError):
+    """A case failed on this rank: status, name of the case, reason."""
+
+    def __init__(self, status: str, case: str, reason: str) -> None:
+        super().__init__(f"{status}: {case}: {reason}")
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What a report comes down to.
+
+    Attributes:
+        case: name of the case in which a rank failed, None where no rank says.
+        status: of that case.
+        reason: the first cause: what a rank raised, how it ended, or who did not answer.
+    """
+
+    case: str | None
+    status: str
+    reason: str
+
+
+def blame(report: str) -> Blame:
+    """The blame for a failure that `moebench.rank_report.explain` describes."""
+    named = _NAMED.search(report)
+    case = named["case"] if named else None
+    first = _NEXT.split(report.partition("\n\n")[2].strip())[0] or report
+    raised = _RAISED.match(first)
+    if raised is None:
+        return Blame(case, "failed", first.partition("\n")[0].partition(", without a traceback")[0])
+    last_line = first.rpartition("\n")[2]
+    own = _NAMED.search(last_line)
+    return Blame(case, own["status"] if own else "failed", f"{raised[1]}: {own['reason'] if own else last_line}")
