@@ -1,0 +1,64 @@
+"""What ranks run in the engine's tests; apart, so that a rank does not import pytest."""
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from moebench.cluster.detect import launched
+from moebench.cluster.session import Session, follow
+from moebench.cluster.worker import Request, measure
+from moebench.ranks import RanksError
+
+
+def place(group, word):
+    """Who this rank is, the sum of all ranks' numbers, and what it was told."""
+    total = torch.tensor([group.rank])
+    dist.all_reduce(total)
+    return group.rank, group.size, int(total), word
+
+
+def raise_on(group, rank):
+    """One rank raises, the others wait for it."""
+    if group.rank == rank:
+        raise RuntimeError("out of ideas")
+    dist.barrier()
+
+
+def die_on(group, rank):
+    """One rank is killed."""
+    if group.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def hang_on(group, rank):
+    """One rank sleeps and the others wait for it."""
+    if group.rank == rank:
+        time.sleep(600)
+    dist.barrier()
+
+
+def measure_uneven(group, case, batch_sizes):
+    """Measure a case of which every rank has a batch of its own size."""
+    workload = replace(case.workload, batch_size=batch_sizes[group.rank])
+    return measure(group, Request((replace(case, workload=workload),), 0, 1, 60.0, True))
+
+
+def supervise():
+    """One supervisor of a session: rank 0 has the jobs that standard input lists done, and prints how each ended."""
+    found = launched()
+    if found.rank:
+        sys.exit(follow(found))
+    session = Session(found)
+    for name, args, timeout_s in json.load(sys.stdin):
+        try:
+            print(json.dumps(session.run(f"{__name__}:{name}", args, timeout_s)))
+        except RanksError as error:
+            print(json.dumps(str(error)))
+    session.close()
