@@ -28,6 +28,15 @@ def _private_cache(tmp_path_factory):
     patch.undo()
 
 
+@pytest.fixture
+def measured_machine(tmp_path, monkeypatch):
+    """A machine that has been calibrated: `this-machine` is a hardware file in a home of the test's own."""
+    from tests.workloads.files import hardware_text, written
+
+    monkeypatch.setenv("MOEBENCH_HOME", str(tmp_path))
+    return written(tmp_path / "hardware", hardware_text(), "this-machine.toml")
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     """Every test starts from the same random state."""

@@ -91,7 +91,8 @@ def _parameters(rows: Mapping[str, str], changed: Mapping[str, str | None] | Non
 
 
 def written(folder: Path, text: str, name: str = "mine.toml") -> Path:
-    """The text as a file."""
+    """The text as a file; its folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path

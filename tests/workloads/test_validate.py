@@ -13,12 +13,12 @@ PACKAGED = sorted(
     path
     for folder in ("hardware", "topologies", "suites")
     for path in package_folder(folder).glob("*.toml")
-    if not path.stem.startswith("_") and path.stem != "this-machine"
+    if not path.stem.startswith("_")
 )
 
 
 @pytest.mark.parametrize("path", PACKAGED, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_packaged_file_is_valid(path):
+def test_every_packaged_file_is_valid(path, measured_machine):
     """One line that names the file and what it is."""
     told = validate(path)
     assert told.startswith(str(path))

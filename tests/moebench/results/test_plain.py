@@ -20,8 +20,8 @@ def test_suites_round_trip(name):
     assert from_plain(Suite, json.loads(json.dumps(to_plain(suite)))) == suite
 
 
-@pytest.mark.parametrize("name", [n for n in topology_names() if "this-machine" not in n])
-def test_topologies_round_trip(name):
+@pytest.mark.parametrize("name", topology_names())
+def test_topologies_round_trip(name, measured_machine):
     """Every topology, its hardware and the source of each parameter, is the same after run.json."""
     topology = load_topology(name)
     assert from_plain(Topology, json.loads(json.dumps(to_plain(topology)))) == topology
