@@ -83,7 +83,10 @@ class Topology:
             `link.message` (cost of a message), `bridge.bandwidth` (all in-node traffic together; absent: no limit),
             `nic.bandwidth` (bytes/s each way of one NIC), `nic.latency`, `nic.message` (cost of a message on the NIC),
             `fabric.share` (share of the NICs' bandwidth that the fabric carries at once), `collective.fixed`,
-            `switch.buffer` (bytes that a switch port holds before it drops; absent: always deep enough).
+            `switch.buffer` (bytes that a switch port holds before it drops; absent: always deep enough),
+            `nic.payload_share` and `nic.message_bytes` (the wire carries payload / share + messages x bytes);
+            of ranks that are processes of one computer: `host.cores` (that all of them share), `host.message` and
+            `host.stream` (processor time of a message, and bytes that a second of it passes on, sending and receiving).
     """
 
     name: str

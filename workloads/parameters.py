@@ -79,9 +79,15 @@ LINK_SPECS: dict[str, Spec] = {
         Spec("nic.bandwidth", RATE, "rate of one NIC each way", required=True),
         _time("nic.latency", "latency between nodes"),
         _time("nic.message", "cost of a message between nodes"),
+        Spec("nic.message_bytes", BYTES, "bytes that a message adds on the wire: notices, acknowledgements"),
+        Spec("nic.payload_share", SHARE, "payload's share of the wire in large messages; absent: all of it", most=1.0),
         Spec("fabric.share", SHARE, "share of the NICs' bandwidth that the fabric carries at once", True, most=1.0),
         _time("collective.fixed", "time of a collective that moves nothing"),
         Spec("switch.buffer", BYTES, "what a switch port holds before it drops; absent: always deep enough"),
+        Spec("host.cores", COUNT, "cores that all ranks of the cluster share; absent: each rank has its own", least=1.0,
+             zero_allowed=True),
+        _time("host.message", "processor time of a message, sending and receiving it; absent: none", required=False),
+        Spec("host.stream", RATE, "rate at which a core sends and receives a stream; absent: at no cost to it"),
     )
 }
 

@@ -71,7 +71,7 @@ def op_costs(ops: Sequence[Op], machine: "Machine") -> OpCosts:
         limits[indices] = np.where(fixed[0] > memory[:, 0], 3, np.where(compute[:, 0] >= memory[:, 0], 1, 2))
         memory += fixed
         device[indices] = memory
-    return OpCosts(device, machine.issue_s(ops), limits)
+    return OpCosts(device * machine.crowding, machine.issue_s(ops) * machine.crowding, limits)
 
 
 def compute_time_s(op: Op, hardware: Hardware, values: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -80,12 +80,21 @@ def compute_time_s(op: Op, hardware: Hardware, values: Mapping[str, np.ndarray])
 
 
 class Machine:
-    """A hardware description with drawn parameter values: rates by name, as arrays over the draws."""
+    """A hardware description with drawn parameter values: rates by name, as arrays over the draws.
 
-    def __init__(self, hardware: Hardware, values: Mapping[str, np.ndarray]) -> None:
+    Attributes:
+        crowding: [N] how many times longer a rank takes for its own work where `ranks` processes share one computer's
+            cores (`host.cores`) and all of them are busy: each has its core for that share of the time. What they
+            take from each other on the way to memory is in the hardware's own numbers, measured with all of them busy.
+    """
+
+    def __init__(self, hardware: Hardware, values: Mapping[str, np.ndarray], ranks: int = 1) -> None:
         self.hardware = hardware
         self.values = values
         self.draws = max((np.size(v) for v in values.values()), default=1)
+        self.ranks = ranks
+        shares = "host.cores" in values
+        self.crowding = np.maximum(1.0, ranks / self.value("host.cores")) if shares else np.ones(1)
 
     def value(self, name: str, default: float | None = None) -> np.ndarray:
         """A parameter over the draws, [N] or [1].

@@ -81,7 +81,9 @@ def loads(collective: Collective, topology: Topology, rows: Rows | None = None) 
         own = size if collective.algorithm == "all_gather" else 0.0
         return [_ring(size, ranks - 1, 1, own, shares, topology)]
     if collective.algorithm == "all_reduce":
-        return [_ring(size / ranks, 2 * (ranks - 1), 2, 0.0, shares, topology), _tree(size, shares, topology)]
+        ring = _ring(size / ranks, 2 * (ranks - 1), 2, 0.0, shares, topology)
+        is_gloo = topology.hardware.kind == "cpu"  # which has no tree
+        return [ring] if is_gloo else [ring, _tree(size, shares, topology)]
     raise ValueError(f"unknown collective {collective.algorithm!r}")
 
 

@@ -104,8 +104,8 @@ class Meetings:
         """Time and use of one group's collective; balanced ones are remembered, for a step repeats them."""
         key = (collective, machine)
         if rows is not None or key not in self._remembered:
-            sharing = self._sharing(collective)
-            timing = collective_timing(collective, self.topology, machine, rows, sharing)
+            sharing, groups = self._sharing(collective), self._groups(collective)
+            timing = collective_timing(collective, self.topology, machine, rows, sharing, groups)
             found = timing, link_bytes(collective, self.topology, rows)
             if rows is not None:
                 return found
@@ -141,6 +141,10 @@ class Meetings:
         for p, group in self._members:
             standing[group] += len(self.programs[p].stands_for)
         return standing
+
+    def _groups(self, collective: Collective) -> int:
+        """How many groups of this name and shape run at once."""
+        return max(1, round(self._standing[collective.group] / len(collective.ranks)))
 
     def _sharing(self, collective: Collective) -> int:
         """How many groups of this name and shape run at once through one node."""

@@ -2,7 +2,7 @@
 
 Prices what a communication library does inside one call (grouped send/recv, ring, tree); exchanges made of several
 calls are programs, and traced. A collective takes as long as its busiest tier: copy of the own chunk, link inside the
-node, host bridge, NIC, fabric.
+node, host bridge, NIC, fabric, and the cores that pass the bytes on where the ranks are processes of one computer.
 """
 
 import math
@@ -16,7 +16,7 @@ from moebench.sim.cost import Machine
 from moebench.sim.loads import Load, Rows, TierUse, loads
 from moebench.workloads.machine import Topology
 
-TIERS = ("copy", "link", "bridge", "nic", "fabric")
+TIERS = ("copy", "link", "bridge", "nic", "fabric", "cores")
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,30 @@ def collective_time_s(
     values: Mapping[str, np.ndarray],
     rows: Rows | None = None,
     sharing: int = 1,
+    groups: int = 1,
 ) -> np.ndarray:
     """Seconds from the arrival of the last rank to the end, under every draw; 0 on one rank.
 
     Args:
         rows: uneven all-to-all: what each distinct rank sends; by default every rank sends `collective.send_bytes`.
         sharing: groups of this shape that run at once through the same node.
+        groups: that run at once in the whole cluster.
     """
-    return collective_timing(collective, topology, Machine(topology.hardware, values), rows, sharing).total_s
+    machine = Machine(topology.hardware, values, topology.ranks)
+    return collective_timing(collective, topology, machine, rows, sharing, groups).total_s
 
 
 def collective_timing(
-    collective: Collective, topology: Topology, machine: Machine, rows: Rows | None = None, sharing: int = 1
+    collective: Collective,
+    topology: Topology,
+    machine: Machine,
+    rows: Rows | None = None,
+    sharing: int = 1,
+    groups: int = 1,
 ) -> Timing:
     """The time of a collective and of each tier; the fastest of the algorithms that the library may choose."""
-    timings = [_timed(load, sharing, topology, machine) for load in loads(collective, topology, rows)]
+    ranks = len(collective.ranks)
+    timings = [_timed(load, ranks, sharing, groups, topology, machine) for load in loads(collective, topology, rows)]
     best = timings[0]
     for other in timings[1:]:
         faster = other.total_s < best.total_s
@@ -59,12 +68,17 @@ def collective_timing(
 def link_bytes(collective: Collective, topology: Topology, rows: Rows | None = None) -> dict[str, TierUse]:
     """Bytes and messages sent over `link` and `nic`; of the algorithm that is faster at nominal rates."""
     values = {name: np.array([p.value]) for name, p in topology.parameters().items()}
-    machine = Machine(topology.hardware, values)
-    best = min(loads(collective, topology, rows), key=lambda load: float(_timed(load, 1, topology, machine).total_s[0]))
+    machine = Machine(topology.hardware, values, topology.ranks)
+    ranks = len(collective.ranks)
+
+    def nominal_s(load: Load) -> float:
+        return float(_timed(load, ranks, 1, 1, topology, machine).total_s[0])
+
+    best = min(loads(collective, topology, rows), key=nominal_s)
     return dict(best.use or {"link": TierUse(), "nic": TierUse()})
 
 
-def _timed(load: Load, sharing: int, topology: Topology, machine: Machine) -> Timing:
+def _timed(load: Load, ranks: int, sharing: int, groups: int, topology: Topology, machine: Machine) -> Timing:
     value = machine.value
     each = np.zeros(machine.draws)
     tiers = dict.fromkeys(TIERS, each)
@@ -80,12 +94,15 @@ def _timed(load: Load, sharing: int, topology: Topology, machine: Machine) -> Ti
     if load.nic_bytes:
         nics = max(load.nics, min(topology.nics_per_node, load.nics * sharing))
         bandwidth = value("nic.bandwidth")
-        tiers["nic"] = (
-            math.ceil(sharing * load.nic_messages / nics) * value("nic.message", 0.0)
-            + sharing * load.nic_bytes / nics / bandwidth
-        )
+        messages = math.ceil(sharing * load.nic_messages / nics)
+        on_wire = sharing * load.nic_bytes / nics / value("nic.payload_share", 1.0)
+        on_wire = on_wire + messages * value("nic.message_bytes", 0.0)
+        tiers["nic"] = messages * value("nic.message", 0.0) + on_wire / bandwidth
+        fabric_bytes = load.fabric_bytes / value("nic.payload_share", 1.0)
+        fabric_bytes = fabric_bytes + load.use["nic"].total_messages * value("nic.message_bytes", 0.0)
         carried = load.nodes * nics * bandwidth * value("fabric.share", 1.0)
-        tiers["fabric"] = sharing * load.fabric_bytes / carried
+        tiers["fabric"] = sharing * fabric_bytes / carried
+    tiers["cores"] = _cores_s(load.use, ranks, groups, machine)
     before = value("collective.fixed", 0.0) + each
     if load.in_sequence:
         before = before + link_latency + nic_latency
@@ -96,10 +113,22 @@ def _timed(load: Load, sharing: int, topology: Topology, machine: Machine) -> Ti
     return Timing(before + longest, {name: each + tier for name, tier in tiers.items()})
 
 
+def _cores_s(use: Mapping[str, TierUse], ranks: int, groups: int, machine: Machine) -> np.ndarray:
+    """Time in which the computer's cores pass on what all groups exchange: a rank's work on one core at a time."""
+    work = np.zeros(machine.draws)
+    if "host.message" in machine.values:
+        work = work + sum(tier.total_messages for tier in use.values()) * machine.value("host.message")
+    if "host.stream" in machine.values:
+        work = work + sum(tier.total_bytes for tier in use.values()) / machine.value("host.stream")
+    if "host.cores" not in machine.values:
+        return work / ranks
+    return groups * work / np.minimum(machine.value("host.cores"), groups * ranks)
+
+
 def _copy_s(own_bytes: float, machine: Machine) -> np.ndarray:
     """A rank's copy of its own chunk in device memory, read and written."""
     if not own_bytes:
         return np.zeros(1)
     moved = np.array([2.0 * own_bytes])
     bandwidth = machine.value("gpu.memory.bandwidth") * machine.value("gpu.efficiency.copy", 1.0)
-    return moved / machine.memory_share("copy", moved) / bandwidth
+    return machine.crowding * moved / machine.memory_share("copy", moved) / bandwidth

@@ -52,6 +52,7 @@ class RankClock:
         self.next = 0
         self.arrivals: dict[int, np.ndarray] = {}
         self.ends: dict[int, np.ndarray] = {}
+        self._taken: dict[int, np.ndarray] = {}
         self.exposed: dict[Key, np.ndarray] = defaultdict(lambda: np.zeros(draws))
         self.idle: dict[Key, np.ndarray] = defaultdict(lambda: np.zeros(draws))
         self._side_free: dict[str, np.ndarray] = {}
@@ -80,9 +81,11 @@ class RankClock:
             self.next += 1
         return self.next > first
 
-    def complete(self, index: int, start: np.ndarray, end: np.ndarray) -> None:
-        """Tell when a collective that this rank launched ran."""
+    def complete(self, index: int, start: np.ndarray, end: np.ndarray, taken_s: np.ndarray | None = None) -> None:
+        """Tell when a collective that this rank launched ran, and how long it kept the rank's own core busy."""
         self.ends[index] = end
+        if taken_s is not None:
+            self._taken[index] = taken_s
         self._nominal["start_s"][index] = start[0]
         self._nominal["end_s"][index] = end[0]
 
@@ -137,7 +140,7 @@ class RankClock:
         self._awaited.add(index)
         op = self.program.ops[index]
         self._idle_until(self.arrivals[index], op)
-        gap = np.maximum(self.ends[index] - self.device, 0)
+        gap = np.maximum(self.ends[index] - self.device, self._taken.get(index, 0))  # work beside it took that longer
         self.exposed[op.region, op.phase] += gap
         self._nominal["exposed_s"][index] += gap[0]
         self.device = self.device + gap

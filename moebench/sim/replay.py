@@ -16,7 +16,7 @@ from moebench.program import Program
 from moebench.sim.cost import Machine, OpCosts, op_costs
 from moebench.sim.loads import TierUse
 from moebench.sim.meetings import Meeting, Meetings
-from moebench.sim.network import TIERS
+from moebench.sim.network import TIERS, Timing
 from moebench.sim.rank_clock import Key, RankClock, Timeline, by_key
 from moebench.workloads.machine import Topology
 
@@ -104,7 +104,7 @@ def replay(programs: Sequence[Program], topology: Topology, values: Mapping[str,
     for program in programs:
         if any(op.index != i for i, op in enumerate(program.ops)):
             raise ValueError(f"program of rank {program.rank}: operator indices must count from 0 in order")
-    machine = Machine(topology.hardware, values)
+    machine = Machine(topology.hardware, values, topology.ranks)
     costs = [op_costs(program.ops, machine) for program in programs]
     synchronous = topology.hardware.kind == "cpu"
     clocks = [RankClock(program, cost, synchronous) for program, cost in zip(programs, costs)]
@@ -174,7 +174,13 @@ class _Links:
         for p, index in members:
             self.stream_free[p][group] = end
             self.stream_busy[p][group] = self.stream_busy[p][group] + timing.total_s
-            self.clocks[p].complete(index, start, end)
+            self.clocks[p].complete(index, start, end, self._taken_from_ranks(timing))
+
+    def _taken_from_ranks(self, timing: Timing) -> np.ndarray | None:
+        """Time that passing bytes on takes from the ranks' own work: all of it, unless some cores are idle anyway."""
+        if "host.cores" not in self.machine.values:
+            return None
+        return np.where(self.machine.ranks >= self.machine.value("host.cores"), timing.tiers_s["cores"], 0.0)
 
 
 def _run(clocks: Sequence[RankClock], links: _Links) -> None:
