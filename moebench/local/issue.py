@@ -18,28 +18,34 @@ REPEATS = 15
 TINY = 2  # tokens, experts and columns of the custom operators' arguments
 
 Run = Callable[[], Any]
+Now = Callable[[], int]  # nanoseconds
 
 
-def issue_seconds() -> Iterator[tuple[str, float]]:
-    """The hardware parameters of host time, by name, with the median seconds of one operator."""
+def issue_seconds(now: Now = time.perf_counter_ns, alone: str | None = None) -> Iterator[tuple[str, float]]:
+    """The hardware parameters of host time, by name, with the median seconds of one operator.
+
+    Args:
+        now: the clock; a rank that shares its core with others reads the processor time of its process.
+        alone: key of a real group of this process only; default: one is made.
+    """
     other = torch.ones(4)
-    operator_s = _median_s(_chain(lambda value: torch.mul(value, other), 4)) / (2 * CHAIN)
-    view_s = _median_s(_chain(lambda value: value.view(4), 4)) / (2 * CHAIN)
+    operator_s = _median_s(_chain(lambda value: torch.mul(value, other), 4), now) / (2 * CHAIN)
+    view_s = _median_s(_chain(lambda value: value.view(4), 4), now) / (2 * CHAIN)
     yield "host.issue.operator", operator_s
     yield "host.issue.view", view_s
-    yield "host.issue.custom", _custom_s(operator_s, view_s)
-    yield "host.issue.collective", _median_s(_exchanges()) / CHAIN
+    yield "host.issue.custom", _custom_s(operator_s, view_s, now)
+    yield "host.issue.collective", _median_s(_exchanges(alone), now) / CHAIN
     counts = torch.ones(4, dtype=torch.int64)
-    yield "host.sync", _median_s(lambda: [read_ints(counts, "expert_counts") for _ in range(CHAIN)]) / CHAIN
+    yield "host.sync", _median_s(lambda: [read_ints(counts, "expert_counts") for _ in range(CHAIN)], now) / CHAIN
 
 
-def _median_s(run: Run) -> float:
+def _median_s(run: Run, now: Now) -> float:
     run()
     times = []
     for _ in range(REPEATS):
-        start = time.perf_counter_ns()
+        start = now()
         run()
-        times.append(time.perf_counter_ns() - start)
+        times.append(now() - start)
     return sorted(times)[REPEATS // 2] * 1e-9
 
 
@@ -56,7 +62,7 @@ def _chain(step: Callable[[Tensor], Tensor], size: int) -> Run:
     return run
 
 
-def _custom_s(operator_s: float, view_s: float) -> float:
+def _custom_s(operator_s: float, view_s: float, now: Now) -> float:
     """Mean over the custom operators of a sparse layer, forward and backward, less the plain ones between them."""
     from moebench.program import Program
     from moebench.trace.recorder import record_step
@@ -65,7 +71,7 @@ def _custom_s(operator_s: float, view_s: float) -> float:
     ops = Program(tuple(record_step(run).ops), 0, 1, (0,), 0, 0).ops
     custom = sum(not op.name.startswith("aten::") for op in ops)
     views = sum(op.kind in ("view", "allocation") for op in ops)
-    return max(_median_s(run) - views * view_s - (len(ops) - custom - views) * operator_s, 0.0) / custom
+    return max(_median_s(run, now) - views * view_s - (len(ops) - custom - views) * operator_s, 0.0) / custom
 
 
 def _sparse_layer() -> Run:
@@ -91,16 +97,16 @@ def _sparse_layer() -> Run:
     return run
 
 
-def _exchanges() -> Run:
+def _exchanges(alone: str | None) -> Run:
     """Start and wait of a collective in a group of one rank: no bytes move, the library's own work remains."""
     import torch.distributed as dist
 
     from moebench.kernels.collectives import operators
     from moebench.kernels.collectives.group import process_group
 
-    if not dist.is_initialized():
+    if alone is None and not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    key, x = process_group().key, torch.ones(TINY, TINY)
+    key, x = alone or process_group().key, torch.ones(TINY, TINY)
 
     def run() -> None:
         for _ in range(CHAIN):
