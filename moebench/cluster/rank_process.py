@@ -40,22 +40,33 @@ class Ending:
         status: exit status, negative for a signal.
         killed: whether its supervisor ended it.
         files: what it left: `result` or `failure`, `log`, `stack`.
-        failure_age_s: how long ago it had raised.
+        noticed_at, raised_at: when it was found to have ended, and when it had raised (or 0), by the time of day: the
+            one clock that hosts share, more or less.
     """
 
     status: int
     killed: bool
     files: dict[str, bytes]
-    failure_age_s: float = 0.0
+    noticed_at: float
+    raised_at: float
+
+    @property
+    def noticed_s(self) -> float:
+        """When it was found to have ended, on this process's monotonic clock."""
+        return _on_own_clock(self.noticed_at)
 
     def unpack(self, folder: Path, rank: int) -> None:
-        """Write the files as moebench.rank_report reads them, times on this machine's clock."""
+        """Write the files as moebench.rank_report reads them, times on this process's monotonic clock."""
         files = dict(self.files)
         if "failure" in files:
             _, text = pickle.loads(files["failure"])
-            files["failure"] = pickle.dumps((time.monotonic() - self.failure_age_s, text))
+            files["failure"] = pickle.dumps((_on_own_clock(self.raised_at), text))
         for name, content in files.items():
             (folder / f"{rank}.{name}").write_bytes(content)
+
+
+def _on_own_clock(time_of_day_s: float) -> float:
+    return time_of_day_s - time.time() + time.monotonic()
 
 
 class RankProcess:
@@ -83,10 +94,8 @@ class RankProcess:
         if self._ending is None and self._process.poll() is not None:
             files = {name: part.read_bytes() for name in _PARTS if (part := self._path / name).exists()}
             files["log"] = files["log"][-_LOG_BYTES:]
-            age_s = 0.0
-            if "failure" in files:
-                age_s = time.monotonic() - pickle.loads(files["failure"])[0]
-            self._ending = Ending(self._process.returncode, self._killed, files, age_s)
+            raised_at = pickle.loads(files["failure"])[0] if "failure" in files else 0.0
+            self._ending = Ending(self._process.returncode, self._killed, files, time.time(), raised_at)
         return self._ending
 
     def kill(self, with_stack: bool) -> None:
@@ -129,8 +138,8 @@ def main(folder: Path) -> NoReturn:
         partial.write_bytes(result)
         partial.rename(folder / "result")
     except BaseException:
-        when = time.monotonic()
-        (folder / "failure").write_bytes(pickle.dumps((when, traceback.format_exc())))
+        raised_at = time.time()
+        (folder / "failure").write_bytes(pickle.dumps((raised_at, traceback.format_exc())))
         _leave(1)
     with contextlib.suppress(Exception):  # a peer that fails from here on tells its own story
         import torch.distributed as dist

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from moebench.cluster.launchers import Counters
 
-_POLL_S = 0.05
+_POLL_S = 0.02
 _GRACE_S = 0.3  # for other ranks to end by themselves once one has failed
 _ANSWER_TIMEOUT_S = 30.0  # of a supervisor that was told to end its rank
 _MEET_TIMEOUT = timedelta(minutes=10)
@@ -100,7 +100,7 @@ class Session:
                 endings[rank] = ending
                 if ending.killed:
                     outcome.killed.add(rank)
-                outcome.exits[rank] = (ending.status, now)
+                outcome.exits[rank] = (ending.status, ending.noticed_s)
                 if ending.status and not order:
                     limit = min(limit, now + _GRACE_S)
             if now > limit and order:

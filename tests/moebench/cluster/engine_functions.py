@@ -1,4 +1,4 @@
-"""What ranks run in the engine's tests; apart, so that a rank does not import pytest."""
+"""What ranks run in the engine's tests, and on which cases; apart, so that a rank does not import pytest."""
 
 import json
 import os
@@ -13,7 +13,24 @@ import torch.distributed as dist
 from moebench.cluster.detect import launched
 from moebench.cluster.session import Session, follow
 from moebench.cluster.worker import Request, measure
+from moebench.plan import Filters, Machines, plan
 from moebench.ranks import RanksError
+from moebench.workloads.load import load_suite, load_topology
+
+
+def this_machine(ranks):
+    """A topology of some ranks of this machine."""
+    described = load_topology("1x1-titan-rtx")
+    hardware = replace(described.hardware, name="this-machine", kind="cpu")
+    return replace(described, name=f"1x{ranks}-this-machine", gpus_per_node=ranks, hardware=hardware)
+
+
+def some_cases(ranks, systems=(), **filters):
+    """Cases of the smallest suite on some ranks of this machine."""
+    here = this_machine(ranks)
+    suite = load_suite("smoke")
+    chosen = Filters(topologies=(here.name,), systems=systems, gates=("switch",), batch_sizes=(1,), **filters)
+    return plan(suite, chosen, "cluster", Machines(load=lambda _: here))
 
 
 def place(group, word):

@@ -8,15 +8,6 @@ import pytest
 from moebench.cluster.commands import starts
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_topology
-from tests.workloads.files import hardware_text, written
-
-
-@pytest.fixture
-def measured_machine(tmp_path, monkeypatch):
-    """This machine has been calibrated."""
-    monkeypatch.setenv("MOEBENCH_HOME", str(tmp_path))
-    (tmp_path / "hardware").mkdir()
-    written(tmp_path / "hardware", hardware_text().replace('"gpu"', '"cpu"'), "this-machine.toml")
 
 
 def test_a_cluster_of_gpus():
@@ -42,7 +33,7 @@ def test_names_with_spaces_stay_one_word():
     assert shlex.split(job.rpartition("srun ")[2])[-3:] == ["my suite.toml", "--topology", "my cluster.toml"]
 
 
-def test_ranks_of_this_machine(measured_machine):
+def test_ranks_of_this_machine(calibrated):
     """torchrun alone for real ranks, --emulate for emulated ones."""
     [start] = starts("smoke", load_topology("1x2-this-machine"), "1x2-this-machine")
     assert "--standalone" in start.line
