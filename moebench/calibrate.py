@@ -4,18 +4,17 @@ Fresh processes run the probes of moebench.local.probes in the environment in wh
 turns their times into the parameters and curves that the cost model reads. Nothing here knows a system or a workload.
 """
 
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from moebench.kernels.cost import Product
 from moebench.local.child import run_child, usable_cores
-from moebench.local.fit import Fit, FittedCurve, Range, fit
-from moebench.local.machine import cpu_title, last_cache_bytes, machine_title, memory_bytes
+from moebench.local.fit import Fit, fit
+from moebench.local.machine import cpu_title, machine_title
+from moebench.local.machine_file import hardware_text, write_text
 from moebench.local.probe_worker import ProbeRequest
-from moebench.workloads.toml_file import SCHEMA_VERSION
 
 PROCESSES, PASSES = 2, 2
 SIZES = tuple(4096 * 4**i for i in range(8))  # 4 KiB to 64 MiB: from the first cache to memory
@@ -69,79 +68,19 @@ def calibrate(progress: Progress = lambda share: None, threads: int | None = Non
 
 def hardware_toml(calibration: Calibration) -> str:
     """The Hardware file of a calibration, as text."""
-    source = f"moebench calibrate: {PROCESSES} processes x {PASSES} passes on {cpu_title()}"
-    memory = Range(memory_bytes(), memory_bytes(), memory_bytes())
-    exact = {"gpu.memory.capacity": memory, "gpu.memory.reserved": Range(0, 0, 0)}
-    exact |= {"gpu.product.fixed": Range(0, 0, 0), "gpu.kernel.fixed": Range(0, 0, 0)}
-    cache = last_cache_bytes()
-    if cache:
-        exact["gpu.l2"] = Range(cache, cache, cache)
-    shares = calibration.fit.curves["product.fp32"].share[-2:]
-    exact["gpu.product.compute_share"] = Range(min(shares), min(shares), max(shares))
-    lines = [
-        "# This machine's processor, as `moebench calibrate` measured it; run it again to replace the file.",
-        f"schema_version = {SCHEMA_VERSION}",
-        f"title = {json.dumps(machine_title(calibration.threads))}",
-        'kind = "cpu"',
-        "notes = [",
-        '  "one rank uses all threads; the host\'s cost of a call and the work of it follow each other on one thread",',
-        '  "gpu.memory.bandwidth is the best rate at any size, caches included; the curves go down from there",',
-        '  "freed memory is kept by the process, so that page faults are not in these numbers",',
-        "]",
-        "",
-    ]
-    for name, found in {**exact, **calibration.fit.parameters}.items():
-        lines += _parameter_lines(name, found, source)
-    for name, curve in calibration.fit.curves.items():
-        lines += _curve_lines(name, curve, source)
-    return "\n".join(lines)
+    return hardware_text(
+        calibration.fit,
+        "This machine's processor, as `moebench calibrate` measured it; run it again to replace the file.",
+        machine_title(calibration.threads),
+        (
+            "one rank uses all threads; the host's cost of a call and the work of it follow each other on one thread",
+            "gpu.memory.bandwidth is the best rate at any size, caches included; the curves go down from there",
+            "freed memory is kept by the process, so that page faults are not in these numbers",
+        ),
+        f"moebench calibrate: {PROCESSES} processes x {PASSES} passes on {cpu_title()}",
+    )
 
 
 def write_hardware(calibration: Calibration, path: Path) -> None:
-    """Write the Hardware file, in one step, so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(hardware_toml(calibration))
-    scratch.replace(path)
-
-
-_UNITS: Mapping[str, tuple[str, float]] = {
-    "gpu.memory.capacity": ("B", 1.0),
-    "gpu.memory.reserved": ("B", 1.0),
-    "gpu.l2": ("B", 1.0),
-    "gpu.memory.bandwidth": ("GB/s", 1e9),
-    "gpu.peak": ("GFLOP/s", 1e9),
-    "host": ("us", 1e-6),
-    "gpu.product.fixed": ("us", 1e-6),
-    "gpu.kernel.fixed": ("us", 1e-6),
-}
-
-
-def _quantity(name: str, value: float) -> str:
-    """A number as the file states it; shares are plain numbers."""
-    prefix = next((p for p in _UNITS if name == p or name.startswith(p + ".")), None)
-    if prefix is None:
-        return f"{value:.5g}"
-    unit, scale = _UNITS[prefix]
-    return f'"{int(value)} B"' if unit == "B" else f'"{value / scale:.5g} {unit}"'
-
-
-def _parameter_lines(name: str, found: Range, source: str) -> list[str]:
-    value, low, high = (_quantity(name, number) for number in (found.value, found.low, found.high))
-    return [
-        f'[parameters."{name}"]',
-        f"value = {value}",
-        f"low = {low}",
-        f"high = {high}",
-        'status = "measured"',
-        f"source = {json.dumps(source)}",
-        "",
-    ]
-
-
-def _curve_lines(name: str, curve: FittedCurve, source: str) -> list[str]:
-    unit = "FLOP" if name.startswith("product.") else "B"
-    sizes = ", ".join(f'"{int(size)} {unit}"' for size in curve.at)
-    shares = ", ".join(f"{share:.4g}" for share in curve.share)
-    lines = [f'[curves."{name}"]', f"at = [{sizes}]", f"share = [{shares}]"]
-    return [*lines, 'status = "measured"', f"source = {json.dumps(source)}", ""]
+    """Write the Hardware file."""
+    write_text(hardware_toml(calibration), path)
