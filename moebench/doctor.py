@@ -123,15 +123,15 @@ def _this_machine() -> Finding:
 
 
 def _namespaces() -> Finding:
-    """Network namespaces, tried in a child process that ends at once."""
-    purpose = "an emulated cluster"
-    tool = shutil.which("unshare")
-    if tool is None:
-        return Finding("network namespaces", False, False, "no unshare command", purpose, "install util-linux")
-    is_root = os.geteuid() == 0
-    works = env.output_of([tool, "-n" if is_root else "-Urn", "true"]) is not None
-    who = "as root" if is_root else "through user namespaces"
-    return Finding("network namespaces", works, False, who if works else f"refused {who}", purpose)
+    """An emulated cluster, of which a small one is built and removed."""
+    from moebench.cluster.lab import lab_problem
+
+    purpose = "engine cluster with --emulate"
+    problem = lab_problem()
+    if problem is None:
+        return Finding("network namespaces", True, False, "linked, and held to a rate", purpose)
+    what, _, advice = problem.rpartition(": ")
+    return Finding("network namespaces", False, False, what, purpose, advice)
 
 
 def _browser() -> Finding:
