@@ -15,16 +15,18 @@ from moebench.workloads.machine import Topology
 from moebench.workloads.places import EMULATED, ON_THIS_MACHINE
 
 if TYPE_CHECKING:
-    from moebench.cluster.lab import NicCounters
+    from moebench.cluster.lab import Lab, NicCounters
     from moebench.cluster.session import Session
 
 Counters = Callable[[], "Sequence[NicCounters]"]
 
 
 class Launcher(Protocol):
-    """Runs functions on ranks; `counters` reads the NICs from within a rank, None where nobody counts."""
+    """Runs functions on ranks."""
 
-    counters: Counters | None
+    @property
+    def counters(self) -> Counters | None:
+        """Reads the NICs of all nodes, from within a rank too; None where nobody counts."""
 
     def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
         """Call `function(group, *args)` of `module:function` on every rank; results in rank order.
@@ -59,21 +61,36 @@ def launcher_of(topology: Topology, session: "Session | None") -> Iterator[Launc
     if session is not None:
         yield session
     elif topology.node_type == EMULATED:
-        from moebench.cluster.lab import Lab, read_counters
-
         rate, buffer = topology.link_parameters["nic.bandwidth"], topology.link_parameters["switch.buffer"]
-        with Lab(topology.nodes, topology.gpus_per_node, 8 * rate.value, int(buffer.value)) as lab:
-            yield _InLab(lab.run, partial(read_counters, lab.network))
+        with in_lab(topology.nodes, topology.gpus_per_node, 8 * rate.value, int(buffer.value)) as launcher:
+            yield launcher
     else:
         yield Loopback(topology.ranks)
+
+
+@contextmanager
+def in_lab(nodes: int, ranks_per_node: int, nic_rate_bits_per_s: float, switch_buffer_bytes: int) -> Iterator[Launcher]:
+    """The launcher of an emulated cluster, for as long as the block lasts.
+
+    Raises:
+        LabError: it could not be built.
+    """
+    from moebench.cluster.lab import Lab, read_counters
+
+    with Lab(nodes, ranks_per_node, nic_rate_bits_per_s, switch_buffer_bytes) as lab:
+        yield _InLab(lab, partial(read_counters, lab.network))
 
 
 @dataclass(frozen=True)
 class _InLab:
     """Ranks on an emulated cluster."""
 
-    run: Callable[..., list[Any]]
+    lab: "Lab"
     counters: Counters | None
+
+    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+        """As `Launcher.run`."""
+        return self.lab.run(target, args, timeout_s)
 
 
 def check_startable(topologies: Sequence[Topology], session: "Session | None") -> None:

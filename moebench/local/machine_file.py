@@ -31,9 +31,11 @@ _UNITS: Mapping[str, tuple[str, float]] = {
 }
 
 
-def hardware_text(found: Fit, heading: str, title: str, notes: Sequence[str], source: str) -> str:
-    """A Hardware file of a CPU: what was fitted, and what needs no measurement."""
-    memory = memory_bytes()
+def hardware_text(
+    found: Fit, heading: str, title: str, notes: Sequence[str], source: str, ranks: int = 1
+) -> str:
+    """A Hardware file of a CPU: what was fitted, and what needs no measurement; `ranks` share the memory."""
+    memory = memory_bytes() // ranks
     exact = {"gpu.memory.capacity": Range(memory, memory, memory), "gpu.memory.reserved": Range(0, 0, 0)}
     exact |= {"gpu.product.fixed": Range(0, 0, 0), "gpu.kernel.fixed": Range(0, 0, 0)}
     cache = last_cache_bytes()

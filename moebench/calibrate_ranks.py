@@ -1,0 +1,187 @@
+"""`moebench calibrate --emulate` and `--ranks`: measures ranks of this machine into a Hardware and a Topology file.
+
+Two parts. The ranks' work, on one thread each while all of them are busy: what a core does while others use the same
+memory. And their exchanges: what a message and a byte cost the processor and the wire, latencies, rates, what the NICs
+carry at once. That ranks share cores is no measurement but a quantity of the model (`host.cores`).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebench.calibrate import PRODUCTS
+from moebench.cluster.exchanges import ALL_REDUCE, FLAT, IN_NODE, IN_NODE_ALL_REDUCE, NOTHING
+from moebench.cluster.launchers import Launcher, Loopback, in_lab
+from moebench.cluster.link_fit import TINY_BYTES, Place, Timed, fit_links, timed
+from moebench.cluster.probes import EXCHANGES, WORK, Exchange, ExchangeRequest, WorkRequest
+from moebench.local.fit import Fit, Range, fit
+from moebench.local.machine import cpu_title, machine_title
+from moebench.local.machine_file import hardware_text, head, parameter, write_text
+from moebench.workloads.places import EMULATED, HARDWARE, TOPOLOGIES, UNSHAPED, user_folder
+
+RANKS_HARDWARE = "this-machine-ranks"
+SIZES = tuple(16384 * 8**i for i in range(5))  # 16 KiB to 64 MiB
+DTYPES = ("fp32", "bf16")
+WORK_BUDGET_S, SAMPLE_S = 0.02, 0.1
+REPEATS = 5
+LARGE_S, MIDDLE_S = 0.06, 0.01  # on the wire of the slowest NIC: well above every latency
+LOOPBACK_BYTES = 1 << 20
+TIMEOUT_S = 600.0
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class RankCalibration:
+    """What was measured on ranks of this machine.
+
+    Attributes:
+        work: of one core while all ranks are busy.
+        links: parameters of the topology; timed: the exchanges behind them.
+        seconds: it all took.
+    """
+
+    work: Fit
+    links: Mapping[str, Range]
+    timed: Sequence[Timed]
+    place: Place
+    seconds: float
+
+
+@contextmanager
+def ranks_of(place: Place) -> Iterator[Launcher]:
+    """The ranks of a place, for as long as the block lasts.
+
+    Raises:
+        LabError: the emulated cluster could not be built.
+    """
+    if place.nic_bytes_per_s is None:
+        yield Loopback(place.ranks)
+        return
+    with in_lab(place.nodes, place.ranks_per_node, 8 * place.nic_bytes_per_s, place.switch_buffer_bytes) as launcher:
+        yield launcher
+
+
+def calibrate_ranks(
+    place: Place,
+    progress: Progress = lambda share: None,
+    dtypes: Sequence[str] = DTYPES,
+    passes: int = 2,
+    work: Fit | None = None,
+) -> RankCalibration:
+    """Measure ranks of this machine.
+
+    Args:
+        work: what is known of the cores already; else it is measured here.
+
+    Raises:
+        moebench.ranks.RanksError: a rank failed.
+        moebench.cluster.lab.LabError: the emulated cluster could not be built.
+    """
+    start = time.monotonic()
+    with ranks_of(place) as launcher:
+        if work is None:
+            work = measure_work(launcher, dtypes, passes)
+        progress(0.7)
+        found = time_exchanges(launcher, place, probes(place))
+    progress(1.0)
+    links = fit_links(found, place, work.parameters["host.issue.collective"].value)
+    return RankCalibration(work, links, found, place, time.monotonic() - start)
+
+
+def measure_work(launcher: Launcher, dtypes: Sequence[str] = DTYPES, passes: int = 2) -> Fit:
+    """What one core does for a rank while all ranks are busy; every rank of every pass is a repeat."""
+    request = WorkRequest(SIZES, PRODUCTS, tuple(dtypes), passes, WORK_BUDGET_S)
+    reports = launcher.run(WORK, (request,), TIMEOUT_S)
+    return fit(message for report in reports for message in report)
+
+
+def time_exchanges(
+    launcher: Launcher, place: Place, exchanges: Sequence[Exchange], repeats: int = REPEATS
+) -> list[Timed]:
+    """Time exchanges on the ranks of a launcher."""
+    request = ExchangeRequest(tuple(exchanges), place.ranks_per_node, repeats, SAMPLE_S, launcher.counters)
+    return timed(exchanges, launcher.run(EXCHANGES, (request,), TIMEOUT_S))
+
+
+def probes(place: Place) -> list[Exchange]:
+    """The exchanges that the parameters are fitted to: the smallest, and large ones."""
+    tiny = TINY_BYTES // 4
+    found = [Exchange(NOTHING, 4), Exchange(FLAT, tiny), Exchange(ALL_REDUCE, tiny)]
+    sizes = [bytes_for(place, seconds) for seconds in (MIDDLE_S, LARGE_S)]
+    found += [Exchange(FLAT, size) for size in dict.fromkeys(sizes)]
+    if place.nodes > 1 and place.ranks_per_node > 1:
+        found += [Exchange(IN_NODE, tiny), Exchange(IN_NODE, LOOPBACK_BYTES // 4), Exchange(IN_NODE_ALL_REDUCE, tiny)]
+    return found
+
+
+def bytes_for(place: Place, seconds: float) -> int:
+    """Bytes from each rank to each other whose exchange takes about that long on the NICs."""
+    if place.nodes == 1 or place.nic_bytes_per_s is None:
+        return LOOPBACK_BYTES
+    crossing = place.ranks_per_node * (place.ranks - place.ranks_per_node)
+    return max(TINY_BYTES, int(seconds * place.nic_bytes_per_s / crossing) // 64 * 64)
+
+
+def hardware_toml(calibration: RankCalibration) -> str:
+    """The Hardware file: one core, while all ranks are busy."""
+    place = calibration.place
+    return hardware_text(
+        calibration.work,
+        "A core of this machine under a rank of several, as `moebench calibrate --emulate` (or --ranks) measured it.",
+        f"{machine_title(1)} a rank",
+        (
+            f"measured in processor time while {place.ranks} ranks were busy on {place.cores} cores: what they take "
+            "from each other on the way to memory is in it, waiting for a core is not (topology: host.cores)",
+            "freed memory is kept by the process, so that page faults are not in these numbers",
+        ),
+        f"moebench calibrate on {place.ranks} ranks, {cpu_title()}",
+        place.ranks,
+    )
+
+
+def topology_toml(calibration: RankCalibration, hardware: str = RANKS_HARDWARE) -> str:
+    """The Topology file; `hardware` is a name or a file beside it."""
+    place = calibration.place
+    size = f"{place.nodes}x{place.ranks_per_node}"
+    source = f"moebench calibrate on {size} ranks, {cpu_title()}"
+    lines = head(
+        "Ranks of this machine, as `moebench calibrate` measured them; run it again to replace the file.",
+        "ranks of this machine, measured: gloo over TCP",
+        (f"measured as {size}", "measures gloo over TCP on the cores of one computer: it says nothing about GPUs"),
+    )
+    lines[3:3] = [
+        f'hardware = "{hardware}"', "gpus_per_node = 16", f"max_nodes = {16 if place.nodes > 1 else 1}",
+        "nics_per_node = 1", 'link_kind = "shared-memory"', f'sizes = ["{size}"]',
+    ]  # fmt: skip
+    links = dict(calibration.links)
+    if place.nic_bytes_per_s is not None:
+        asked = {"nic.bandwidth": place.nic_bytes_per_s, "switch.buffer": place.switch_buffer_bytes}
+        for name, value in asked.items():
+            lines += parameter(name, _exactly(value), "what the emulated cluster is given", "datasheet")
+    elif place.nodes > 1:  # nodes by name only: the same loopback between them as inside
+        links |= {"nic.bandwidth": links["link.bandwidth"], "nic.latency": links["link.latency"]}
+        links["fabric.share"] = _exactly(1.0)
+    for name, found in links.items():
+        lines += parameter(name, found, source, "datasheet" if name == "host.cores" else "measured")
+    return "\n".join(lines)
+
+
+def _exactly(value: float) -> Range:
+    return Range(value, value, value)
+
+
+def write_machine(calibration: RankCalibration, topology_path: Path | None = None) -> tuple[Path, Path]:
+    """Write both files; where the topology goes elsewhere, its hardware goes beside it."""
+    node_type = EMULATED if calibration.place.nic_bytes_per_s else UNSHAPED
+    path = topology_path or user_folder(TOPOLOGIES) / f"{node_type}.toml"
+    if topology_path is None:
+        hardware, name = user_folder(HARDWARE) / f"{RANKS_HARDWARE}.toml", RANKS_HARDWARE
+    else:
+        hardware = path.with_name(f"{path.stem}-hardware.toml")
+        name = f"./{hardware.name}"
+    write_text(hardware_toml(calibration), hardware)
+    write_text(topology_toml(calibration, name), path)
+    return path, hardware
