@@ -40,7 +40,7 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
         key = _program(case, ready)
         memory, step_s, status = tried.get(key, (None, None, ""))
         if case.engine != "sim":
-            time_s = None if step_s is None else _measuring_s(step_s)
+            time_s = None if step_s is None else _measuring_s(step_s, case.engine)
         else:
             time_s = (replay_s + (0.0 if key in traced else trace_s)) / cores if trace_s else None
             traced.add(key)
@@ -86,7 +86,11 @@ def _program(case: Case, ready: Plan) -> tuple:
     return (case.system, case.workload, ready.topologies[case.topology].ranks, case.conventions)
 
 
-def _measuring_s(step_s: float) -> float:
+def _measuring_s(step_s: float, engine: str) -> float:
+    if engine == "cluster":
+        from moebench.cluster.engine import measuring_s
+
+        return measuring_s(step_s)
     from moebench.local.engine import BLOCKS, PROCESSES
 
     return PROCESSES * (PROCESS_START_S + 2 * BLOCKS * step_s)

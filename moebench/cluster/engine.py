@@ -11,7 +11,7 @@ from moebench.cluster.blame import blame
 from moebench.cluster.launchers import Launcher, check_startable, launcher_of
 from moebench.cluster.rows import Measured, rows_of_case, take
 from moebench.cluster.session import Session
-from moebench.cluster.worker import TARGET, Request
+from moebench.cluster.worker import TARGET, Request, plan_samples
 from moebench.local.engine import by_point
 from moebench.ranks import RanksError
 from moebench.results.rows import Row
@@ -22,6 +22,7 @@ from moebench.workloads.suite import Suite
 PROCESSES = 2
 BLOCKS = 7
 TIMEOUT_S = 300.0
+_START_S = 2.0  # of the ranks: their start, meeting and warm-up
 _BUDGET_SHARE = 0.5  # of the time after which ranks are taken for stuck
 
 _session: Session | None = None
@@ -41,6 +42,12 @@ def check(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> None:
     """
     names = dict.fromkeys(case.topology for case in cases if case.engine == "cluster")
     check_startable([topologies[name] for name in names], _session)
+
+
+def measuring_s(step_s: float) -> float:
+    """About how long one case takes, of which a step takes so long."""
+    [steps], blocks = plan_samples([step_s], BLOCKS, _BUDGET_SHARE * TIMEOUT_S)
+    return PROCESSES * (_START_S + 2 * blocks * (steps + 1) * step_s)
 
 
 def run_cases(

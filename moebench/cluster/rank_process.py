@@ -166,8 +166,8 @@ def _call(place: Launched, number: int, target: str, args: Sequence[Any], timeou
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
     timeout = timedelta(seconds=timeout_s + _MARGIN_S)
-    store = dist.TCPStore(place.address, place.port, is_master=False, timeout=timeout, wait_for_workers=False)
-    store = dist.PrefixStore(f"{place.prefix}/group/{number}", store)
+    tcp = dist.TCPStore(place.address, place.port, is_master=False, timeout=timeout, wait_for_workers=False)
+    store = dist.PrefixStore(f"{place.prefix}/group/{number}", tcp)
     if torch.cuda.is_available():
         device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)

@@ -102,15 +102,15 @@ def rows_of_case(case: Case, topology: Topology, measured: Measured) -> list[Row
     """Every sample, their summary, and what the recorded step adds up to; or one row that says why there is none."""
     hardware = topology.hardware.name
     if measured.status != "passed" or not measured.samples:
-        detail = {"report": measured.report} if measured.report else {}
+        why = {"report": measured.report} if measured.report else {}
         status = "failed" if measured.status == "passed" else measured.status
         reason = measured.reason or "the ranks sent no samples"
-        return [row_of(case, hardware, "step_time", "s", None, status=status, reason=reason, detail=detail)]
+        return [row_of(case, hardware, "step_time", "s", None, status=status, reason=reason, detail=why)]
     samples = [(process, sample) for process, those in measured.samples.items() for sample in those]
     marks = outliers([sample.time_s for _, sample in samples])
     rows = []
     for index, ((process, sample), is_outlier) in enumerate(zip(samples, marks)):
-        detail = {"process": process, **sample.detail, **_shares([sample])}
+        detail: dict[str, Any] = {"process": process, **sample.detail, **_shares([sample])}
         if is_outlier:
             detail["mark"] = "outlier"
         rows.append(row_of(case, hardware, "step_time", "s", sample.time_s, sample=index, detail=detail))

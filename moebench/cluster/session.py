@@ -1,18 +1,18 @@
 """This process among the ranks that torchrun or srun started: rank 0 hands out jobs, the others do them.
 
 Each rank's process only supervises. A job runs in a fresh process under each of them, so that a rank that hangs, or is
-killed, takes its job with it and nothing else; what it left goes to rank 0 through a key-value store.
+killed, takes its job with it and nothing else; what it left goes to rank 0 over a board that all of them share.
 """
 
 import pickle
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moebench.cluster.board import Board, shared_board
 from moebench.cluster.detect import Launched
 from moebench.cluster.rank_process import Ending, RankProcess
 from moebench.rank_report import Outcome, explain
@@ -21,14 +21,12 @@ from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
     from moebench.cluster.launchers import Counters
 
-_POLL_S = 0.02
+_POLL_S = 0.05
+_LOOK_S = 0.5  # between looks at the board while the own rank works: it must not be disturbed
 _GRACE_S = 0.3  # for other ranks to end by themselves once one has failed
 _ANSWER_TIMEOUT_S = 30.0  # of a supervisor that was told to end its rank
-_MEET_TIMEOUT = timedelta(minutes=10)
 
 
 class Session:
@@ -36,10 +34,11 @@ class Session:
 
     counters: "Counters | None" = None
 
-    def __init__(self, place: Launched, store: "Store | None" = None) -> None:
+    def __init__(self, place: Launched, board: Board | None = None) -> None:
         self.place = place
-        self._store = store or meeting_place(place)
+        self._board = board or shared_board(place)
         self._jobs = 0
+        self._looked_s = 0.0
 
     def check(self, topology: Topology) -> None:
         """Refuse a topology that does not describe these ranks.
@@ -63,12 +62,12 @@ class Session:
         """
         number, world = self._jobs, self.place.world
         self._jobs += 1
-        self._store.set(f"job/{number}", pickle.dumps((target, tuple(args), timeout_s)))
+        self._board.put(f"job/{number}", (target, tuple(args), timeout_s))
         process = RankProcess(self.place, number, target, args, timeout_s)
         try:
             endings, outcome = self._collect(number, process, time.monotonic() + timeout_s)
         except BaseException:  # also Ctrl-C: no rank may outlive the call
-            self._store.set(f"abort/{number}", b"kill")
+            self._board.put(f"abort/{number}", "kill")
             process.kill(with_stack=False)
             raise
         finally:
@@ -82,11 +81,11 @@ class Session:
 
     def close(self) -> None:
         """Tell the other ranks that there is nothing more to do, and let them go first."""
-        with suppress(RuntimeError):  # a store that is gone has told them
-            self._store.set(f"job/{self._jobs}", pickle.dumps(None))
+        with suppress(RuntimeError):  # a board that is gone has told them
+            self._board.put(f"job/{self._jobs}", None)
             deadline = time.monotonic() + _ANSWER_TIMEOUT_S
             left = [f"left/{rank}" for rank in range(1, self.place.world)]
-            while left and time.monotonic() < deadline and not self._store.check(left):
+            while left and time.monotonic() < deadline and not self._board.has(*left):
                 time.sleep(_POLL_S)
 
     def _collect(self, number: int, process: RankProcess, deadline: float) -> tuple[dict[int, Ending], Outcome]:
@@ -96,7 +95,7 @@ class Session:
         order, limit = "", deadline
         while len(endings) < self.place.world:
             now = time.monotonic()
-            for rank, ending in self._new_endings(number, process, endings):
+            for rank, ending in list(self._new_endings(number, process, endings)):
                 endings[rank] = ending
                 if ending.killed:
                     outcome.killed.add(rank)
@@ -109,7 +108,7 @@ class Session:
             if now > limit:
                 outcome.timed_out = not outcome.is_failure
                 order = "stack" if outcome.timed_out else "kill"
-                self._store.set(f"abort/{number}", order.encode())
+                self._board.put(f"abort/{number}", order)
                 process.kill(with_stack=outcome.timed_out)
                 limit = now + _ANSWER_TIMEOUT_S
             time.sleep(_POLL_S)
@@ -117,69 +116,50 @@ class Session:
 
     def _new_endings(
         self, number: int, process: RankProcess, known: dict[int, Ending]
-    ) -> list[tuple[int, Ending]]:
-        found = []
-        for rank in set(range(self.place.world)) - set(known):
-            if rank == self.place.rank:
-                ending = process.ending()
-                if ending is not None:
-                    found.append((rank, ending))
-            elif self._store.check([f"end/{number}/{rank}"]):
-                found.append((rank, pickle.loads(self._store.get(f"end/{number}/{rank}"))))
-                self._store.delete_key(f"end/{number}/{rank}")
-        return found
+    ) -> Iterator[tuple[int, Ending]]:
+        own = process.ending()
+        if own is not None and self.place.rank not in known:
+            yield self.place.rank, own
+        if own is None and time.monotonic() < self._looked_s + _LOOK_S:
+            return
+        self._looked_s = time.monotonic()
+        for rank in set(range(self.place.world)) - set(known) - {self.place.rank}:
+            if self._board.has(key := f"end/{number}/{rank}"):
+                yield rank, self._board.read(key)
+                self._board.remove(key)
 
 
-def follow(place: Launched, store: "Store | None" = None) -> int:
+def follow(place: Launched) -> int:
     """Do the jobs that rank 0 hands out until it has none; the exit status of this process."""
     try:
-        store = store or meeting_place(place)
+        board = shared_board(place)
         for number in range(1 << 30):
-            while not store.check([f"job/{number}"]):
+            while not board.has(f"job/{number}"):
                 time.sleep(_POLL_S)
-            job = pickle.loads(store.get(f"job/{number}"))
+            job = board.read(f"job/{number}")
             if job is None:
-                store.set(f"left/{place.rank}", b"")
+                board.put(f"left/{place.rank}", True)
                 return 0
-            _do(place, store, number, *job)
-    except RuntimeError:  # the store is gone, and rank 0 with it
+            _do(place, board, number, *job)
+    except RuntimeError:  # the board is gone, and rank 0 with it
         return 1
     return 0
 
 
-def _do(place: Launched, store: "Store", number: int, target: str, args: Sequence[Any], timeout_s: float) -> None:
+def _do(place: Launched, board: Board, number: int, target: str, args: Sequence[Any], timeout_s: float) -> None:
     process = RankProcess(place, number, target, args, timeout_s)
     try:
+        look_s = 0.0
         while (ending := process.ending()) is None:
-            if store.check([f"abort/{number}"]):
-                process.kill(with_stack=store.get(f"abort/{number}") == b"stack")
+            if time.monotonic() > look_s:
+                look_s = time.monotonic() + _LOOK_S
+                if board.has(f"abort/{number}"):
+                    process.kill(with_stack=board.read(f"abort/{number}") == "stack")
             time.sleep(_POLL_S)
-        store.set(f"end/{number}/{place.rank}", pickle.dumps(ending))
+        board.put(f"end/{number}/{place.rank}", ending)
     finally:
         process.kill(with_stack=False)
         process.close()
-
-
-def meeting_place(place: Launched) -> "Store":
-    """The store in which the ranks meet.
-
-    Raises:
-        InputError: it can't be reached.
-    """
-    import torch.distributed as dist
-
-    try:
-        store = dist.TCPStore(
-            place.address,
-            place.port,
-            place.world,
-            is_master=place.rank == 0 and not place.has_store,
-            timeout=_MEET_TIMEOUT,
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
-        raise InputError(f"no meeting of the ranks at {place.address}:{place.port}: {error}") from error
-    return dist.PrefixStore(place.prefix, store)
 
 
 def _check_device(topology: Topology) -> None:

@@ -63,7 +63,7 @@ def test_a_session_outlives_the_ranks_of_its_jobs():
 
 def test_a_topology_must_be_what_the_ranks_are():
     """Size and kind of device; else a CPU's time would pass for a GPU's."""
-    session = Session(Launched("torchrun", 0, 4, 0, 4, "localhost", 1), store=object())
+    session = Session(Launched("torchrun", 0, 4, 0, 4, "localhost", 1), board=object())
     with pytest.raises(InputError, match=r"torchrun started 1x4 ranks, and topology 1x2-titan-rtx has 1x2"):
         session.check(load_topology("1x2-titan-rtx"))
     with pytest.raises(InputError, match=r"these ranks compute on a cpu"):
