@@ -106,7 +106,10 @@ class Machines:
                 from moebench.workloads.load import with_overrides
 
                 topology = with_overrides(topology, self._overrides)
-            self._loaded[name] = self._loaded[topology.name] = topology
+            known = self._loaded.setdefault(topology.name, topology)
+            if known.digest != topology.digest:
+                raise InputError(f"topology {name}: another machine of this run is named {topology.name}; rename one")
+            self._loaded[name] = known
         return self._loaded[name]
 
 

@@ -52,13 +52,14 @@ def find(folder: str, name: str, where: str = "", beside: Path | None = None) ->
         beside: folder that a relative path is read from; the working folder by default.
 
     Raises:
-        InputError: no such file; lists the valid names.
+        InputError: no such file, with the valid names; or a file of the user's whose name is one of the package's.
     """
     place = f"{where}: " if where else ""
     if name.endswith(".toml") or os.sep in name:
         path = (beside or Path()) / Path(name).expanduser()
         if not path.is_file():
             raise InputError(f"{place}no {_ONE[folder]} file {path}")
+        _refuse_taken_name(folder, path, place)
         return path
     folders = [package_folder(folder), user_folder(folder)]
     for candidate in reversed(folders) if name in ON_THIS_MACHINE else folders:
@@ -69,3 +70,11 @@ def find(folder: str, name: str, where: str = "", beside: Path | None = None) ->
         path = this_machine_hardware_path()
         raise InputError(f"{place}this machine has not been measured: run `moebench calibrate` (it writes {path})")
     raise one_of(_ONE[folder], name, names(folder), where)
+
+
+def _refuse_taken_name(folder: str, path: Path, place: str) -> None:
+    """Results are told apart by names, so that a name of the package's always means the package's own file."""
+    own = package_folder(folder) / f"{path.stem}.toml"
+    if path.stem in ON_THIS_MACHINE or not own.is_file() or path.samefile(own):
+        return
+    raise InputError(f"{place}{path}: {path.stem} is the name of a {_ONE[folder]} of moebench's own; rename the file")

@@ -185,3 +185,20 @@ def test_overrides_reach_the_machine_and_the_hash(hetu):
     changed = plan(hetu, filters, "auto", machines)
     assert machines("4x8-titan-rtx").link_parameters["nic.bandwidth"].value == 25e9
     assert not {c.hash for c in changed} & {c.hash for c in plan(hetu, Filters(quick=True))}
+
+
+def test_two_machines_of_one_name_are_refused(tmp_path):
+    """Two files of one name in two folders would share their rows; the second is refused, not swapped in."""
+    paths = []
+    for folder, latency in (("a", "1us"), ("b", "2us")):
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "mine.toml")
+        paths[-1].write_text(
+            'schema_version = 1\nextends = "titan-rtx"\nnodes = 1\n[parameters]\n'
+            f'"link.latency" = {{ value = "{latency}", low = "1us", high = "2us", status = "assumed", source = "s" }}\n'
+        )
+    machines = Machines()
+    first = machines(str(paths[0]))
+    assert machines(str(paths[0])) is first
+    with pytest.raises(InputError, match=f"another machine of this run is named {first.name}"):
+        machines(str(paths[1]))
