@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 
 from moebench.claims import verdict as v
-from moebench.claims.query import Obtained
+from moebench.claims.query import Condition, Obtained
 from moebench.claims.reported import BEST_OTHER, RATIO, Claim
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantity, reported
 from moebench.report.figures import deciding_figure, map_figure
+from moebench.report.machines_view import meaning
 from moebench.report.parts import Figure, Table, figure, interval, listed, number, percent, times
 from moebench.workloads.machine import Parameter
 
@@ -27,8 +28,8 @@ LOOKS: Mapping[str, tuple[str, str]] = {
 ASSUMPTION_WORDS = {"gpu": "GPU", "experts": "experts", "input_gradient": "input gradient"}
 
 
-def card(score: Score) -> dict[str, str]:
-    """What the page shows of one claim."""
+def card(score: Score, default: Condition | None) -> dict[str, str]:
+    """What the page shows of one claim; `default` is what was obtained under the default assumptions."""
     claim = score.claim
     tone, symbol = LOOKS[score.verdict]
     unit = "x" if claim.kind == RATIO else f" {claim.unit}"
@@ -40,15 +41,26 @@ def card(score: Score) -> dict[str, str]:
         "symbol": symbol,
         "reported": reported(claim),
         "obtained": quantity(claim, score.obtained) if score.obtained is not None else "–",
-        "interval": interval(score.low, score.high, unit),
+        "machine": "the default machine" if len(score.conditions) > 1 else "",
+        "own_interval": own_interval(default, unit),
+        "interval": interval(score.low, score.high, unit) if len(score.conditions) > 1 else "",
         "error": "" if score.error is None else percent(score.error),
         "engine": score.engine or "",
         "why": _sentence_case(score.why),
         "paper": claim.paper,
         "where": claim.where,
         "evidence": claim.evidence,
-        "note": claim.note.strip('"'),
+        "note": claim.note.strip('"') if len(claim.note) > len("up to") + 2 else "",
     }
+
+
+def own_interval(default: Condition | None, unit: str = "x") -> str:
+    """5 to 95 % of the draws under the default assumptions."""
+    if default is None:
+        return ""
+    values = default.values[default.sampled]
+    known = values[~np.isnan(values)]
+    return interval(*np.percentile(known, (5, 95)), unit) if known.size > 1 else ""
 
 
 def sentence(claim: Claim) -> str:
@@ -66,11 +78,16 @@ def sentence(claim: Claim) -> str:
 def not_run_table(scores: Sequence[Score]) -> Table:
     """The claims without a value, a line each."""
     rows = [
-        [s.claim.id, sentence(s.claim), reported(s.claim), s.claim.evidence, _sentence_case(s.why)]
+        [s.claim.id, sentence(s.claim), reported(s.claim), _source(s.claim), _sentence_case(s.why)]
         for s in scores
         if s.verdict == v.NOT_RUN and s.obtained is None
     ]
-    return Table(["claim", "what", "reported", "evidence", "what it would need"], rows, "Claims that were not run")
+    return Table(["claim", "what", "reported", "where", "what it would need"], rows, "Claims that were not run")
+
+
+def _source(claim: Claim) -> str:
+    """Where the number is written, and whether that is the paper itself."""
+    return ", ".join(part for part in (claim.where, claim.evidence, claim.note.strip('"')) if part)
 
 
 def score_sentence(scores: Sequence[Score]) -> str:
@@ -108,9 +125,10 @@ def the_map(scores: Sequence[Score], obtained: Mapping[str, Obtained], draws: An
         "finding": finding,
         "figure": figure(
             "map", f"Conditions of {claim.id}", finding,
-            "Median and 5–95 % of the draws under each assumption. Band: within 15 % of the reported gain. Dotted: no "
-            "difference. An assumption under which the baseline does not fit into memory yields no ratio.",
-            map_figure(frame, float(claim.value), tolerance, axis),
+            "Median and 5–95 % of the draws under each assumption (a draw is one machine out of the ranges below; the "
+            "nominal one, every parameter at its value, need not be the median). Band: within 15 % of the reported "
+            "gain. Dotted: no difference. Where the baseline does not fit into memory there is no ratio.",
+            lambda narrow: map_figure(frame, float(claim.value), tolerance, axis, narrow),
         ),
         "deciding": _deciding(score, conditions[0], draws(topologies), parameters(topologies), tolerance),
         "table": _map_table(score),
@@ -185,12 +203,15 @@ def _deciding(
     frame = pd.DataFrame({"x": kept[name][1:] / p.scale, "y": values[known][1:]})
     unit = f", {p.unit}" if p.unit not in ("", "1") else ""
     finding = (
-        f"On the default machine, {name} moves the result most (rank correlation {strength:+.2f}); it is {p.status}, "
-        f"between {number(p.low / p.scale)} and {number(p.high / p.scale)}{unit.replace(',', '')}."
+        f"On the default machine alone, {name} ({meaning(name)}) moves the result most (rank correlation "
+        f"{strength:+.2f}); it is {p.status}, between {number(p.low / p.scale)} and {number(p.high / p.scale)}"
+        f"{unit.replace(',', '')}."
     )
     return figure(
         "deciding", f"What decides on the default machine: {name}", finding, finding + f" Source: {p.source}.",
-        deciding_figure(frame, f"{name}{unit} ({p.status})", "speedup", float(score.claim.value), tolerance),
+        lambda narrow: deciding_figure(
+            frame, f"{name}{unit} ({p.status})", "speedup", float(score.claim.value), tolerance, narrow
+        ),
     )  # fmt: skip
 
 
@@ -208,14 +229,19 @@ def _influence_table(score: Score) -> Table:
     rows = [
         [
             ASSUMPTION_WORDS.get(entry["name"], entry["name"]),
-            entry["status"],
+            _what_it_is(entry["name"], entry["status"]),
             percent(entry["eta_squared"]),
             "; ".join(f"{level}: {percent(share)}" for level, share in entry["contrast"].items()),
         ]
         for entry in score.decides
     ]
-    columns = ["factor", "status", "variance explained", "share of the most frequent outcome"]
-    return Table(columns, rows, "Factors that move the outcome, strongest first", frozenset(["variance explained"]))
+    outcome = v.REPRODUCED if score.shares.get(v.REPRODUCED) else next(iter(score.shares), "")
+    columns = ["factor", "what it is", "variation explained", f"share of draws “{outcome}”"]
+    return Table(columns, rows, "Factors that move the outcome, strongest first", frozenset(["variation explained"]))
+
+
+def _what_it_is(name: str, status: str) -> str:
+    return "left open by the paper" if status == "assumption" else f"{meaning(name)} ({status})"
 
 
 def assumed_share(score: Score) -> str:
@@ -226,8 +252,12 @@ def assumed_share(score: Score) -> str:
     total = sum(weights.values())
     if not total:
         return ""
-    parts = [f"{percent(w / total)} {status}" for status, w in sorted(weights.items(), key=lambda i: -i[1])]
-    return f"Of what moves {score.claim.id}, {listed(parts)}."
+    words = {"assumption": "choices that the paper leaves open", "assumed": "assumed parameters"}
+    parts = [
+        f"{percent(w / total)} {words.get(status, f'{status} parameters')}"
+        for status, w in sorted(weights.items(), key=lambda item: -item[1])
+    ]
+    return f"What moves {score.claim.id} is {listed(parts)}."
 
 
 def _sentence_case(text: str) -> str:

@@ -11,7 +11,7 @@ from moebench.report.figures import breakdown_figure, speedup_figure, timeline_f
 from moebench.report.parts import Figure, Table, figure, interval, listed, number, size, times
 from moebench.report.steps import Step, steps_of
 from moebench.results.store import RunFolder
-from moebench.workloads.suite import Experiment
+from moebench.workloads.suite import Experiment, LayerShape
 
 MILLI = 1e3
 KEYS = ["gate", "batch_size", "size", "topology", "experts", "engine"]
@@ -26,13 +26,16 @@ def experiment_view(folder: RunFolder, experiment: Experiment, frame: pd.DataFra
     """
     own = frame[frame["experiment"] == experiment.name]
     step_times = own[(own["metric"] == "step_time") & own["sample"].isna()]
+    point, steps = _steps_that_matter(folder, experiment, step_times, scores)
     return {
         "name": experiment.name,
         "title": experiment.title,
         "question": experiment.question,
+        "layer": layer_words(experiment.layer),
+        "answer": _answer(point, steps),
         "figures": [
             *_speedup_figures(experiment, step_times, scores),
-            *_where_the_time_goes(folder, experiment, step_times, scores),
+            *_where_the_time_goes(experiment, point, steps, scores),
         ],
         "not_published": experiment.not_published,
         "caveats": experiment.caveats,
@@ -113,7 +116,7 @@ def _speedup_figure(
         _speedup_finding(points, system, baseline),
         f"{hollow}Solid: obtained on the default assumptions under common conventions, with the 5–95 % interval of the "
         f"draws; one line a topology (nodes x GPUs). Dotted: no difference.",
-        speedup_figure(points, marks, f"speedup over {baseline}"),
+        lambda narrow: speedup_figure(points, marks, f"speedup over {baseline}", narrow),
         _points_table(points, system, baseline),
     )
 
@@ -150,22 +153,50 @@ def _points_table(points: pd.DataFrame, system: str, baseline: str) -> Table:
     return Table(columns, rows, caption, frozenset(columns[1:2] + columns[3:9]))
 
 
-def _where_the_time_goes(
-    folder: RunFolder, experiment: Experiment, step_times: pd.DataFrame, scores: Sequence[Score]
-) -> list[Figure]:
-    """Breakdown of every system, and timelines of the two that a claim compares, at the claim's best point."""
+def layer_words(layer: LayerShape) -> str:
+    """What is computed, for someone who has only the report."""
+    return (
+        f"One layer: D = {layer.d_model:,} wide, experts of {layer.d_ffn:,} with {layer.activation}, sequences of "
+        f"{layer.sequence:,} tokens, {layer.dtype}, capacity factor {layer.capacity_factor:g}, {layer.routing.kind} "
+        "routing; a step is forward, backward, gradient synchronisation and optimiser. 4x8 means 4 nodes of 8 GPUs."
+    )
+
+
+def _judged_pair(experiment: Experiment, scores: Sequence[Score]) -> tuple[str, str] | None:
+    """System and baseline of the experiment's first claim that has a value."""
     judged = [s.claim for s in scores if s.claim.experiment == experiment.name and s.obtained]
-    pair = (judged[0].system, judged[0].baseline) if judged else None
-    point = _point_that_matters(step_times, pair, scores, experiment)
+    return (judged[0].system, judged[0].baseline) if judged else None
+
+
+def _steps_that_matter(
+    folder: RunFolder, experiment: Experiment, step_times: pd.DataFrame, scores: Sequence[Score]
+) -> tuple[str, dict[str, Step]]:
+    """The point at which the claim is strongest, and every system's step there, in the suite's order."""
+    point = _point_that_matters(step_times, _judged_pair(experiment, scores), scores, experiment)
     if point is None:
-        return []
+        return "", {}
     here = step_times[step_times["case"].str.startswith(f"{point}/") & (step_times["status"] == "passed")]
     here = here[here["case"] == point + "/" + here["system"].astype(str)]
     steps = steps_of(folder, list(here["case"]))
+    return point, {s: steps[s] for s in experiment.systems if s in steps}
+
+
+def _answer(point: str, steps: Mapping[str, Step]) -> str:
+    """Step times at the point, and what makes the difference."""
+    if not steps:
+        return ""
+    each = [f"{name} {number(step.step_s * MILLI)} ms" for name, step in steps.items()]
+    return f"At {point} a step takes: {listed(each)}. {_breakdown_finding(_region_table(steps), steps)}"
+
+
+def _where_the_time_goes(
+    experiment: Experiment, point: str, steps: Mapping[str, Step], scores: Sequence[Score]
+) -> list[Figure]:
+    """Breakdown of every system, and timelines of the two that a claim compares, at the claim's best point."""
     if not steps:
         return []
-    order = [s for s in experiment.systems if s in steps]
-    found = [_breakdown(experiment, point, {s: steps[s] for s in order})]
+    found = [_breakdown(experiment, point, steps)]
+    pair = _judged_pair(experiment, scores)
     if pair and all(name in steps and steps[name].tracks is not None for name in pair):
         found.append(_timelines(experiment, point, [steps[pair[1]], steps[pair[0]]]))
     return found
@@ -191,13 +222,8 @@ def _point_that_matters(
 
 
 def _breakdown(experiment: Experiment, point: str, steps: Mapping[str, Step]) -> Figure:
-    rows = [
-        {"system": system, "region": region, "time_ms": time_s * MILLI}
-        for system, step in steps.items()
-        for region, time_s in step.regions_s.items()
-    ]
-    parts = pd.DataFrame(rows)
-    wide = parts.pivot_table(index="region", columns="system", values="time_ms", aggfunc="sum", sort=False).fillna(0.0)
+    parts = _region_frame(steps)
+    wide = _region_table(steps)
     table_rows = [[region, *(number(wide.loc[region, s]) for s in steps)] for region in wide.index]
     table_rows.append(["step", *(number(step.step_s * MILLI) for step in steps.values())])
     columns = ["region", *(f"{s}, ms" for s in steps)]
@@ -205,8 +231,25 @@ def _breakdown(experiment: Experiment, point: str, steps: Mapping[str, Step]) ->
         f"breakdown-{experiment.name}", "Where the time goes", _breakdown_finding(wide, steps),
         f"Case {point}. Regions hold their operators and the communication that nothing hides; “host” is the device "
         "waiting for the next launch.",
-        breakdown_figure(parts), Table(columns, table_rows, "Step time by region", frozenset(columns[1:])),
+        lambda narrow: breakdown_figure(parts, narrow),
+        Table(columns, table_rows, "Step time by region", frozenset(columns[1:])),
     )  # fmt: skip
+
+
+def _region_frame(steps: Mapping[str, Step]) -> pd.DataFrame:
+    rows = [
+        {"system": system, "region": region, "time_ms": time_s * MILLI}
+        for system, step in steps.items()
+        for region, time_s in step.regions_s.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def _region_table(steps: Mapping[str, Step]) -> pd.DataFrame:
+    """Milliseconds by region (rows) and system (columns)."""
+    return _region_frame(steps).pivot_table(
+        index="region", columns="system", values="time_ms", aggfunc="sum", sort=False, fill_value=0.0
+    )
 
 
 def _breakdown_finding(wide: pd.DataFrame, steps: Mapping[str, Step]) -> str:
@@ -226,11 +269,12 @@ def _breakdown_finding(wide: pd.DataFrame, steps: Mapping[str, Step]) -> str:
 
 def _timelines(experiment: Experiment, point: str, steps: Sequence[Step]) -> Figure:
     cases: list[tuple[str, Any]] = [(step.system, step.tracks) for step in steps]
-    parts = [f"{s.system} waits {number(s.exposed_s * MILLI)} ms for exchanges that nothing hides" for s in steps]
+    waits = [f"{number(s.exposed_s * MILLI)} ms in {s.system}" for s in steps]
     return figure(
-        f"timeline-{experiment.name}", "The two steps side by side", f"{listed(parts)}.",
+        f"timeline-{experiment.name}", "The two steps side by side",
+        f"Waiting for exchanges that nothing hides takes {listed(waits)}.",
         f"Operators of one rank under the nominal machine, case {point}: when the host issues them and when they run.",
-        timeline_figure(cases),
+        lambda narrow: timeline_figure(cases, narrow),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The figures of a report, each a pure function from a frame to SVG with sentinel colours (see style.py).
 
 Reported values are hollow, obtained ones solid with their interval; what could not run is written where its point would
-be. Nothing is drawn that is not in the frame.
+be. Nothing is drawn that is not in the frame. Each is drawn twice: as wide as a desk's page, and `narrow` for a phone,
+where panels stand below each other and labels above what they name.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ import numpy as np
 import pandas as pd
 
 from moebench.report.style import HATCHES, INK, MARKERS, MUTED, PAPER, SERIES, figure_style, svg_of
+
+WIDE, NARROW = 6.8, 3.9  # inches
+BACKED = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # text that lies on lines
 
 REGION_COLOURS = {
     "gate": SERIES[3],
@@ -26,7 +30,7 @@ REGION_COLOURS = {
 }
 
 
-def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str) -> str:
+def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str, narrow: bool = False) -> str:
     """Speedup against batch size, one panel a gate, one line a topology size.
 
     Args:
@@ -38,11 +42,12 @@ def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str) -
     gates = list(dict.fromkeys(points["gate"]))
     sizes = list(dict.fromkeys(points["size"]))
     batches = sorted(points["batch_size"].unique())
+    shape, extent = ((len(gates), 1), (NARROW, 2.3 * len(gates) + 0.6)) if narrow else (
+        (1, len(gates)), (2.9 * len(gates) + 0.8, 3.6)
+    )  # fmt: skip
     with figure_style():
-        figure, axes = plt.subplots(
-            1, len(gates), figsize=(2.9 * len(gates) + 0.8, 3.6), sharey=True, squeeze=False, layout="constrained"
-        )
-        for axis, gate in zip(axes[0], gates):
+        figure, axes = plt.subplots(*shape, figsize=extent, sharey=True, squeeze=False, layout="constrained")
+        for axis, gate in zip(axes.flat, gates):
             _speedup_panel(axis, points[points["gate"] == gate], sizes, batches)
             for _, row in reported[reported["gate"] == gate].iterrows():
                 x = batches.index(row["batch_size"]) if row["batch_size"] in batches else np.nan
@@ -55,7 +60,8 @@ def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str) -
             axis.set_xlabel("sequences a GPU")
             axis.set_ylim(bottom=0)
             axis.margins(y=0.18)
-        axes[0][0].set_ylabel(y_label)
+        for axis in axes[:, 0]:
+            axis.set_ylabel(y_label)
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(sizes), title=None)
         return svg_of(figure)
@@ -85,7 +91,9 @@ def _speedup_panel(axis, points: pd.DataFrame, sizes: Sequence[str], batches: Se
     axis.grid(axis="x", visible=False)
 
 
-def map_figure(conditions: pd.DataFrame, reported: float, tolerance: float, x_label: str) -> str:
+def map_figure(
+    conditions: pd.DataFrame, reported: float, tolerance: float, x_label: str, narrow: bool = False
+) -> str:
     """One row an assumption: median and 5-95 % interval of what we obtain, beside the reported value.
 
     Args:
@@ -96,29 +104,25 @@ def map_figure(conditions: pd.DataFrame, reported: float, tolerance: float, x_la
 
     groups = list(dict.fromkeys(conditions["group"]))
     with figure_style():
-        height = 0.2 * (len(conditions) + 1.5 * len(groups)) + 0.9
-        figure, axis = plt.subplots(figsize=(6.8, height), layout="constrained")
-        y, ticks, labels = 0.0, [], []
+        height = (0.38 if narrow else 0.2) * (len(conditions) + 1.5 * len(groups)) + 0.9
+        figure, axis = plt.subplots(figsize=(NARROW if narrow else WIDE, height), layout="constrained")
+        y, labels = 0.0, []
         for i, group in enumerate(groups):
-            ticks.append(y)
-            labels.append(group)
+            labels.append((y, group, True))
             y -= 1.0
             for _, row in conditions[conditions["group"] == group].iterrows():
-                _map_row(axis, row, y, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)])
-                ticks.append(y)
-                labels.append(row["label"])
+                _map_row(axis, row, y, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)], -4 if narrow else 0)
+                labels.append((y, row["label"], False))
                 y -= 1.0
             y -= 0.5
         axis.axvspan(reported - tolerance, reported + tolerance, color=MUTED, alpha=0.18, lw=0)
         axis.axvline(reported, color=INK, lw=1.2, ls="--")
         axis.axvline(1, color=MUTED, lw=1, ls=":")
         axis.annotate(
-            f"reported {reported:g}", (reported, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
-            textcoords="offset points", va="top", fontsize=8.5,
+            f"reported {reported:g}", (reported, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
+            textcoords="offset points", ha="center", va="bottom", fontsize=8.5,
         )  # fmt: skip
-        axis.set_yticks(ticks, labels, fontsize=8.5)
-        for label in axis.get_yticklabels():
-            label.set_fontweight("bold" if label.get_text() in groups else "normal")
+        _label_rows(axis, labels, narrow)
         axis.set_ylim(y + 0.5, 1.0)
         axis.set_xlim(left=0)
         axis.set_xlabel(x_label)
@@ -126,18 +130,36 @@ def map_figure(conditions: pd.DataFrame, reported: float, tolerance: float, x_la
         return svg_of(figure)
 
 
-def _map_row(axis, row: pd.Series, y: float, colour: str, marker: str) -> None:
+def _label_rows(axis, labels: Sequence[tuple[float, str, bool]], narrow: bool) -> None:
+    """Names of rows (y, text, whether it heads a group): on the axis, or inside it above each row."""
+    if not narrow:
+        axis.set_yticks([y for y, _, _ in labels], [text for _, text, _ in labels], fontsize=8.5)
+        for tick, (_, _, is_head) in zip(axis.get_yticklabels(), labels):
+            tick.set_fontweight("bold" if is_head else "normal")
+        return
+    axis.set_yticks([])
+    for y, text, is_head in labels:
+        axis.annotate(
+            text, (0, y), xycoords=("axes fraction", "data"), xytext=(2, 0 if is_head else 4), fontsize=8,
+            textcoords="offset points", va="bottom", fontweight="bold" if is_head else "normal", bbox=BACKED,
+        )  # fmt: skip
+
+
+def _map_row(axis, row: pd.Series, y: float, colour: str, marker: str, note_shift_pt: float) -> None:
     if pd.notna(row["median"]):
         axis.plot([row["low"], row["high"]], [y, y], color=colour, lw=2.4, solid_capstyle="round", alpha=0.55)
         axis.plot(row["median"], y, marker, color=colour, ms=5.5)
     if row["note"]:
         x = row["high"] if pd.notna(row["median"]) else 0
         axis.annotate(
-            row["note"], (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, color=MUTED
-        )
+            row["note"], (x, y), xytext=(6, note_shift_pt), textcoords="offset points", va="center", fontsize=8,
+            color=MUTED, bbox=BACKED,
+        )  # fmt: skip
 
 
-def deciding_figure(draws: pd.DataFrame, x_label: str, y_label: str, reported: float, tolerance: float) -> str:
+def deciding_figure(
+    draws: pd.DataFrame, x_label: str, y_label: str, reported: float, tolerance: float, narrow: bool = False
+) -> str:
     """Every draw of the default assumption: what is obtained against the parameter that decides.
 
     Args:
@@ -146,19 +168,19 @@ def deciding_figure(draws: pd.DataFrame, x_label: str, y_label: str, reported: f
     import matplotlib.pyplot as plt
 
     with figure_style():
-        figure, axis = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
+        figure, axis = plt.subplots(figsize=(NARROW if narrow else 5.6, 3.2), layout="constrained")
         axis.plot(draws["x"], draws["y"], "o", color=SERIES[0], ms=3.2, alpha=0.55, mew=0)
         axis.axhspan(reported - tolerance, reported + tolerance, color=MUTED, alpha=0.18, lw=0)
         axis.axhline(reported, color=INK, lw=1.2, ls="--")
         axis.annotate(f"reported {reported:g}", (1, reported), xycoords=("axes fraction", "data"), xytext=(-2, 3),
-                      textcoords="offset points", ha="right", fontsize=8.5)  # fmt: skip
+                      textcoords="offset points", ha="right", fontsize=8.5, bbox=BACKED)  # fmt: skip
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
         axis.set_ylim(bottom=0)
         return svg_of(figure)
 
 
-def breakdown_figure(parts: pd.DataFrame) -> str:
+def breakdown_figure(parts: pd.DataFrame, narrow: bool = False) -> str:
     """Where the step time goes: one stacked bar a system.
 
     Args:
@@ -169,26 +191,35 @@ def breakdown_figure(parts: pd.DataFrame) -> str:
     systems = list(dict.fromkeys(parts["system"]))
     regions = [r for r in REGION_COLOURS if r in set(parts["region"])]
     with figure_style():
-        figure, axis = plt.subplots(figsize=(6.8, 0.42 * len(systems) + 1.3), layout="constrained")
+        extent = (NARROW, 0.62 * len(systems) + 1.7) if narrow else (WIDE, 0.42 * len(systems) + 1.3)
+        height = 0.45 if narrow else 0.62
+        figure, axis = plt.subplots(figsize=extent, layout="constrained")
         for i, system in enumerate(systems):
             left = 0.0
             for region in regions:
                 time_ms = parts.loc[(parts["system"] == system) & (parts["region"] == region), "time_ms"].sum()
                 axis.barh(
-                    -i, time_ms, left=left, height=0.62, color=REGION_COLOURS[region], edgecolor=PAPER, lw=0.6,
+                    -i, time_ms, left=left, height=height, color=REGION_COLOURS[region], edgecolor=PAPER, lw=0.6,
                     hatch=HATCHES[regions.index(region) % len(HATCHES)], label=region if i == 0 else None,
                 )  # fmt: skip
                 left += time_ms
             axis.annotate(f"{left:,.0f} ms", (left, -i), xytext=(5, 0), textcoords="offset points", va="center")
-        axis.set_yticks([-i for i in range(len(systems))], systems)
+        if narrow:
+            axis.set_yticks([])
+            for i, system in enumerate(systems):
+                axis.annotate(
+                    system, (0, -i + 0.26), xytext=(0, 1), textcoords="offset points", va="bottom", fontsize=9
+                )
+        else:
+            axis.set_yticks([-i for i in range(len(systems))], systems)
         axis.set_xlabel("step time, ms")
-        axis.margins(x=0.12)
+        axis.margins(x=0.25 if narrow else 0.12)
         axis.grid(axis="y", visible=False)
-        figure.legend(loc="outside lower center", ncols=min(len(regions), 5), fontsize=8.5)
+        figure.legend(loc="outside lower center", ncols=min(len(regions), 3 if narrow else 5), fontsize=8.5)
         return svg_of(figure)
 
 
-def timeline_figure(cases: Sequence[tuple[str, pd.DataFrame]]) -> str:
+def timeline_figure(cases: Sequence[tuple[str, pd.DataFrame]], narrow: bool = False) -> str:
     """Operators over time on the host, compute and communication tracks of each case, one shared time axis.
 
     Args:
@@ -200,8 +231,9 @@ def timeline_figure(cases: Sequence[tuple[str, pd.DataFrame]]) -> str:
     present = {region for _, frame in cases for region in frame["region"]}
     with figure_style():
         figure, axes = plt.subplots(
-            len(cases), 1, figsize=(6.8, 1.25 * len(cases) + 0.9), sharex=True, squeeze=False, layout="constrained"
-        )
+            len(cases), 1, figsize=(NARROW if narrow else WIDE, 1.25 * len(cases) + 0.9), sharex=True, squeeze=False,
+            layout="constrained",
+        )  # fmt: skip
         for axis, (system, frame) in zip(axes[:, 0], cases):
             for (track, region), part in frame.groupby(["track", "region"], sort=False):
                 spans = [(a, max(b - a, 0.0)) for a, b in zip(part["start_ms"], part["end_ms"])]
@@ -215,5 +247,6 @@ def timeline_figure(cases: Sequence[tuple[str, pd.DataFrame]]) -> str:
         axes[-1, 0].set_xlim(left=0)
         handles = [plt.Rectangle((0, 0), 1, 1, color=REGION_COLOURS[r]) for r in REGION_COLOURS if r in present]
         labels = [r for r in REGION_COLOURS if r in present]
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), fontsize=8.5)
+        columns = min(len(labels), 3 if narrow else 5)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8.5)
         return svg_of(figure)

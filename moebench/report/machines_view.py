@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from moebench.report.parts import Table, listed, number
-from moebench.workloads.machine import Parameter, Topology
+from moebench.workloads.machine import Curve, Parameter, Topology
+from moebench.workloads.parameters import HARDWARE_SPECS, LINK_SPECS
 
-COLUMNS = ["parameter", "value", "range", "status", "source"]
+COLUMNS = ["parameter", "what it is", "value", "range", "status", "source"]
 
 
 def machine_tables(topologies: Iterable[Topology]) -> list[dict]:
@@ -35,13 +36,30 @@ def _entry(kind: list[Topology]) -> dict:
     first = kind[0]
     sizes = listed([f"{t.nodes}x{t.gpus_per_node}" for t in kind])
     rows = [
-        [name, _shown(p.value, p), _range(p), p.status, p.source] for name, p in sorted(first.parameters().items())
+        [name, meaning(name), _shown(p.value, p), _range(p), p.status, p.source]
+        for name, p in sorted(first.parameters().items())
+    ]
+    rows += [
+        [f"curve {name}", "share of the peak rate by size of the work", _curve(curve), "–", curve.status, curve.source]
+        for name, curve in sorted(first.hardware.curves.items())
     ]
     return {
         "title": f"{first.hardware.title}: {sizes} ({first.title})",
         "notes": [*first.hardware.notes, *first.notes],
         "table": Table(COLUMNS, rows, f"Parameters of {first.hardware.title}", frozenset(["value", "range"])),
     }
+
+
+def meaning(name: str) -> str:
+    """What a parameter is, in words."""
+    spec = HARDWARE_SPECS.get(name) or LINK_SPECS.get(name)
+    return spec.meaning if spec else ""
+
+
+def _curve(curve: Curve) -> str:
+    """Its ends: `0.100 at 64,000 to 0.850 at 64,000,000`."""
+    ends = [(curve.at[0], curve.share[0]), (curve.at[-1], curve.share[-1])]
+    return " to ".join(f"{number(share)} at {number(at)}" for at, share in dict.fromkeys(ends))
 
 
 def _shown(value: float, parameter: Parameter) -> str:

@@ -1,7 +1,7 @@
 """What a page is made of: tables and figures as plain data, and how numbers are written."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moebench.report.style import themed
@@ -19,7 +19,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with the sentence that it shows, a caption, and the data behind it."""
+    """A drawing with the sentence that it shows, a caption, and the data behind it.
+
+    Attributes:
+        svg: markup of the drawing, wide and narrow; the page shows one of them.
+    """
 
     title: str
     finding: str
@@ -28,9 +32,16 @@ class Figure:
     table: Table | None = None
 
 
-def figure(key: str, title: str, finding: str, caption: str, svg: str, table: Table | None = None) -> Figure:
-    """A Figure whose SVG takes the page's colours and speaks to screen readers with the finding."""
-    return Figure(title, finding, caption, themed(svg, title, finding, key), table)
+def figure(
+    key: str, title: str, finding: str, caption: str, draw: Callable[[bool], str], table: Table | None = None
+) -> Figure:
+    """A Figure whose drawings take the page's colours and speak to screen readers with the finding.
+
+    Args:
+        draw: `draw(narrow) -> svg`.
+    """
+    wide, narrow = (themed(draw(n), title, finding, f"{key}-{'narrow' if n else 'wide'}") for n in (False, True))
+    return Figure(title, finding, caption, f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>', table)
 
 
 def number(value: float | None, digits: int = 3) -> str:

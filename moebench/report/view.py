@@ -3,12 +3,20 @@
 from typing import Any
 
 import moebench
-from moebench.claims.query import Obtained, StepTimes, obtain
+from moebench.claims.query import Condition, Obtained, StepTimes, obtain
 from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score, scoreboard
 from moebench.claims.verdict import NOT_RUN
 from moebench.claims.why import quantity, reported
-from moebench.report.claims_view import assumed_share, card, not_run_table, score_sentence, sentence, the_map
+from moebench.report.claims_view import (
+    assumed_share,
+    card,
+    not_run_table,
+    own_interval,
+    score_sentence,
+    sentence,
+    the_map,
+)
 from moebench.report.experiment_view import experiment_view
 from moebench.report.machines_view import machine_tables, machines_sentence
 from moebench.report.parts import Table, size
@@ -38,7 +46,10 @@ def page(folder: RunFolder) -> dict[str, Any]:
     suite, record = folder.suite, folder.record
     scores = scoreboard(suite, folder)
     frame = table(folder, *METRICS)
-    experiments = [e for e in suite.experiments if e.name in set(frame["experiment"])]
+    obtained = _obtained(folder, scores)
+    defaults = {name: found.conditions[0] for name, found in obtained.items()}
+    present = set(frame["experiment"])
+    experiments = [experiment_view(folder, e, frame, scores) for e in suite.experiments if e.name in present]
     topologies = folder.topologies
     rests_on = " ".join(filter(None, (assumed_share(s) for s in scores)))
     return {
@@ -46,12 +57,16 @@ def page(folder: RunFolder) -> dict[str, Any]:
         "suite": suite.name,
         "created": record["created"].replace("T", " "),
         "headline": suite.title,
-        "lead": _lead(scores, frame, record),
+        "lead": _lead(scores, defaults, experiments, frame, record),
         "score_sentence": score_sentence(scores),
-        "claims": [card(score) for score in scores if score.verdict != NOT_RUN or score.obtained is not None],
+        "claims": [
+            card(score, defaults.get(score.claim.id))
+            for score in scores
+            if score.verdict != NOT_RUN or score.obtained is not None
+        ],
         "not_run": not_run_table(scores),
-        "map": the_map(scores, _obtained(folder, scores), _Draws(folder), _parameters(folder)),
-        "experiments": [experiment_view(folder, e, frame, scores) for e in experiments],
+        "map": the_map(scores, obtained, _Draws(folder), _parameters(folder)),
+        "experiments": experiments,
         "machines_sentence": f"{machines_sentence(topologies.values())} {rests_on}".strip(),
         "machines": machine_tables(topologies.values()),
         "reading": READING,
@@ -62,27 +77,35 @@ def page(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _lead(scores: list[Score], frame: Any, record: dict) -> str:
-    """The answer in a sentence or two."""
+def _lead(
+    scores: list[Score], defaults: dict[str, Condition], experiments: list[dict], frame: Any, record: dict
+) -> list[str]:
+    """The answer, in a few sentences: what is claimed, what comes out, why."""
     cases = frame["case"].nunique()
-    judged = [s for s in scores if s.obtained is not None]
     state = "" if record["finished"] else f" This run is unfinished: {cases} of {record['cases']} cases."
-    if not judged:
-        return f"{cases:,} cases.{state}"
-    first = judged[0]
-    claim = first.claim
-    return (
-        f"{sentence(claim)}: the paper reports {reported(claim)}; here {quantity(claim, first.obtained)} on the "
-        f"default machine, verdict “{first.verdict}”. {cases:,} cases, each from the operators that the "
-        f"systems execute.{state}"
+    bad = frame[frame["status"].isin(["wrong", "failed"])]
+    reasons = bad.groupby("system", observed=True)["reason"].first().items()
+    trouble = [f"{name} has no number: {reason}." for name, reason in reasons]
+    answers = [e["answer"] for e in experiments if e["answer"]]
+    judged = next((s for s in scores if s.obtained is not None), None)
+    if judged is None:
+        return [f"{cases:,} cases.{state}", *trouble, *answers]
+    claim = judged.claim
+    own = own_interval(defaults.get(claim.id))
+    first = (
+        f"{sentence(claim)}: the paper reports {reported(claim)}. On the default machine we obtain "
+        f"{quantity(claim, judged.obtained)}{f' ({own} over its draws)' if own else ''}; the verdict over everything "
+        f"that the paper leaves open is “{judged.verdict}”."
     )
+    last = f"{cases:,} cases, each from the operators that the systems execute.{state}"
+    return [first, *trouble, *answers, last]
 
 
 def _obtained(folder: RunFolder, scores: list[Score]) -> dict[str, Obtained]:
     times = StepTimes(folder.rows("step_time"))
     found = {}
     for score in scores:
-        if len(score.conditions) > 1:
+        if score.conditions:
             try:
                 found[score.claim.id] = obtain(score.claim, folder.suite, times)
             except CantAnswer:
