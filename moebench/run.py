@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from moebench.case import Case
 from moebench.environment import environment, usable_cores
 from moebench.plan import Filters, Machines, plan, quickened
-from moebench.results.rows import Row, row_of
+from moebench.results.rows import Row, row_of, with_finite_numbers
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
@@ -67,11 +67,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that `execute` needs: the folder, all cases of the run, the machines they name."""
+    """Everything that `execute` needs: the folder, all cases of the run, the machines they name.
+
+    Attributes:
+        is_resumed: whether the run began before; it is noted once nothing speaks against going on.
+    """
 
     folder: RunFolder
     cases: Sequence[Case]
     topologies: Mapping[str, Topology]
+    is_resumed: bool = False
 
     @property
     def suite(self) -> Suite:
@@ -138,7 +143,7 @@ def resume(path: Path) -> Job:
         return topologies[name]
 
     cases = plan(folder.suite, folder.filters, folder.record["engine"], Machines(load=find))
-    return Job(folder, cases, topologies)
+    return Job(folder, cases, topologies, is_resumed=True)
 
 
 def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None = None) -> Outcome:
@@ -150,14 +155,19 @@ def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None
 
     Raises:
         StorageError: rows can't be written; those of earlier cases are safe.
+        InputError: another process writes there, or the rows there are damaged; nothing was changed.
     """
-    done = job.folder.done()
-    left = [case for case in job.cases if case.hash not in done]
-    outcome = Outcome(cases=len(job.cases), done=len(job.cases) - len(left))
+    outcome = Outcome(cases=len(job.cases))
     try:
         with job.folder.writing() as append:
+            done = job.folder.done()
+            left = [case for case in job.cases if case.hash not in done]
+            outcome.done = len(job.cases) - len(left)
+            if job.is_resumed:
+                job.folder.note_resumed(environment(seed=job.suite.seed))
 
             def keep(rows: list[Row]) -> None:
+                rows = with_finite_numbers(rows)
                 append(rows)
                 outcome.count(rows)
 

@@ -157,12 +157,10 @@ def _settings(settings: Sequence[str], rates: "Mapping[str, str]") -> dict[str, 
 
 
 def _resume(path: Path) -> int:
-    from moebench.environment import environment
     from moebench.run import resume
 
     job = resume(path)
     _check_ranks(job.cases, job.topologies)
-    job.folder.note_resumed(environment(seed=job.suite.seed))
     return _execute(job)
 
 

@@ -1,7 +1,7 @@
-"""Rows as JSON lines: how a results file is written, read, and cut where it is incomplete.
+"""Rows as JSON lines: how a results file is written, read, checked, and cut where it is incomplete.
 
 The rows of a case are written in one piece and the last of them carries `"last": true`, so whatever follows the last
-such line (a torn line, half a case) is known to be incomplete.
+such line (a torn line, half a case) is known to be incomplete. How the JSON is spaced means nothing.
 """
 
 import json
@@ -11,13 +11,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from moebench.results.rows import Row
+from moebench.results.rows import Row, problem
 from moebench.workloads.errors import InputError
 
 SCHEMA_VERSION = 1
 
 _ROW_FIELDS = frozenset(f.name for f in fields(Row))
-_LAST = b'"last": true}'
 
 
 def encode(rows: Sequence[Row]) -> bytes:
@@ -33,52 +32,124 @@ def encode(rows: Sequence[Row]) -> bytes:
     return "".join(lines).encode()
 
 
-def whole_bytes(data: bytes) -> int:
-    """Length of the part of a results file that ends with the last row of a case."""
-    end = data.rfind(_LAST + b"\n")
-    return 0 if end < 0 else end + len(_LAST) + 1
+def read(file: Path) -> bytes:
+    """The bytes of a results file, none where it isn't there yet.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def whole_bytes(data: bytes, file: Path) -> int:
+    """Length of the part of a results file that ends with the last row of a case; the rest is one torn case.
+
+    Raises:
+        InputError: more than one torn case follows, so that something else than a dead process made the file.
+    """
+    end, torn = len(data), set()
+    while end:
+        begin = data.rfind(b"\n", 0, end - 1) + 1
+        line = data[begin:end]
+        item = _object(line)
+        if item is not None and item.get("last") is True:
+            return end
+        is_torn_line = end == len(data) and not line.endswith(b"\n")
+        if item is None and not is_torn_line and line.strip():
+            raise InputError(f"{file}, line {_number(data, begin)}: not a JSON object, and no end of a stopped run")
+        torn.add(str(item.get("case_hash")) if item else "")
+        if len(torn - {""}) > 1:
+            raise InputError(
+                f'{file}, line {_number(data, begin)}: the rows of several cases are not complete (the last row of a '
+                'case says "last": true); something other than moebench changed this file'
+            )
+        end = begin
+    return 0
+
+
+def _number(data: bytes, begin: int) -> int:
+    return data.count(b"\n", 0, begin) + 1
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return item if isinstance(item, dict) else None
 
 
 def objects(file: Path, metrics: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and JSON object of each row of the whole cases; of the given metrics, or all.
 
+    A case that stands there twice counts once, the first time (see `repeated`).
+
     Raises:
-        InputError: a line is no JSON object, or another version of moebench wrote it.
+        InputError: a line is no row, or another version of moebench wrote it.
     """
-    wanted = [f'"metric": "{metric}"'.encode() for metric in metrics]
-    data = file.read_bytes() if file.exists() else b""
-    for number, line in enumerate(data[: whole_bytes(data)].splitlines(), 1):
-        if wanted and not any(text in line for text in wanted):
+    ended: set[str] = set()
+    only = [b'"last"', *(metric.encode() for metric in metrics)] if metrics else []
+    for number, item, is_last in _items(file, only):
+        names = {item["case_hash"], item["case"]}
+        if names & ended:
             continue
+        if is_last:
+            ended |= names
+        if not metrics or item["metric"] in metrics:
+            yield number, item
+
+
+def repeated(file: Path) -> tuple[int, str] | None:
+    """Line number and name of the first case that stands in a file for the second time, or None."""
+    ended: set[str] = set()
+    for number, item, is_last in _items(file, [b'"last"']):
+        names = {item["case_hash"], item["case"]}
+        if is_last and names & ended:
+            return number, item["case"]
+        if is_last:
+            ended |= names
+    return None
+
+
+def _items(file: Path, only: Sequence[bytes] = ()) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    """Line number and object of each row, and whether it is its case's last; of lines that hold one of `only`."""
+    data = read(file)
+    for number, line in enumerate(data[: whole_bytes(data, file)].split(b"\n"), 1):
+        if not line.strip() or (only and not any(text in line for text in only)):
+            continue
+        where = f"{file}, line {number}"
         try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{file}, line {number}: not a JSON object: {error}") from None
-        check_version(item.pop("schema_version", None) if isinstance(item, dict) else None, f"{file}, line {number}")
-        item.pop("last", None)
-        yield number, item
+            item = json.loads(line, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: not a JSON object: {error}") from None
+        if not isinstance(item, dict):
+            raise InputError(f"{where}: not a JSON object")
+        check_version(item.pop("schema_version", None), where)
+        is_last = item.pop("last", False) is True
+        found = problem(item)
+        if found:
+            raise InputError(f"{where}: {found}")
+        yield number, item, is_last
 
 
-def decode(item: dict[str, Any], where: str) -> Row:
-    """The row of a JSON object.
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
 
-    Raises:
-        InputError: a key is missing or unknown.
-    """
-    unknown = sorted(item.keys() - _ROW_FIELDS)
-    if unknown:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}")
-    if "draws" in item:
-        item["draws"] = tuple(math.nan if v is None else v for v in item["draws"])
-    try:
-        return Row(**{"unit": "", **item})
-    except TypeError as error:
-        raise InputError(f"{where}: {error}") from None
+
+def decode(item: dict[str, Any]) -> Row:
+    """The row of a JSON object that `objects` has yielded."""
+    draws = tuple(math.nan if v is None else v for v in item.get("draws", ()))
+    return Row(**{"unit": "", **item, "draws": draws})
 
 
 def check_version(version: Any, where: object) -> None:
     """Refuse what another version of moebench wrote."""
-    if version != SCHEMA_VERSION:
+    if isinstance(version, bool) or version != SCHEMA_VERSION:
         raise InputError(
             f"{where}: schema_version {version!r} is unknown; this moebench reads {SCHEMA_VERSION}"
             " (run it again, or use the moebench that wrote it)"

@@ -1,8 +1,9 @@
 """Result rows: tidy, one metric value a row, with the keys of its case."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, get_args, get_origin, get_type_hints
 
 from moebench.case import Case
 
@@ -84,3 +85,49 @@ def row_of(case: Case, hardware: str, metric: str, unit: str, value: float | Non
         value=value,
         **rest,
     )
+
+
+def problem(item: Mapping[str, Any]) -> str | None:
+    """Why a JSON object is no row, or None: a key is missing or unknown, or its value is of another type."""
+    for name, value in item.items():
+        if name not in _KINDS:
+            return f"unknown key {name!r}"
+        if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
+            return f"{name} is {value!r}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{name} is {value!r}, not a finite number"
+    missing = [name for name in _NEEDED if name not in item]
+    if missing:
+        return f"missing key {missing[0]!r}"
+    if item.get("status", "passed") not in STATUSES:
+        return f"status is {item['status']!r}, not one of: {', '.join(STATUSES)}"
+    if not all(v is None or type(v) in (float, int) for v in item.get("draws", ())):
+        return "draws holds something else than numbers"
+    return None
+
+
+def with_finite_numbers(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a case; where a number of them is not finite, one row in their place that says so.
+
+    A draw may be NaN: out of memory.
+    """
+    for row in rows:
+        numbers = [v for v in (row.value, row.low, row.high) if v is not None]
+        if not all(map(math.isfinite, numbers)) or any(map(math.isinf, row.draws)):
+            bare = {"low": None, "high": None, "sample": None, "draws": (), "detail": {}}
+            reason = f"its {row.metric} is not a finite number"
+            step = {"metric": "step_time", "unit": "s", "value": None}
+            return [replace(row, **step, **bare, status="failed", reason=reason)]
+    return list(rows)
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """The types that a field's JSON value may have."""
+    kinds = get_args(hint) if type(None) in get_args(hint) else (hint,)
+    wider = {float: (float, int), tuple: (list,), Mapping: (dict,)}
+    return tuple(one for kind in kinds for one in wider.get(get_origin(kind) or kind, (kind,)))
+
+
+_KINDS = {name: _kinds(hint) for name, hint in get_type_hints(Row).items()}
+# A row without a unit leaves it out, as every field that is empty.
+_NEEDED = [f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING and f.name != "unit"]

@@ -182,8 +182,7 @@ class RunFolder:
         Raises:
             InputError: a line is not a row; the text names it.
         """
-        found = lines.objects(self.results, metrics)
-        return [lines.decode(item, f"{self.results}, line {number}") for number, item in found]
+        return [lines.decode(item) for _, item in lines.objects(self.results, metrics)]
 
     def done(self) -> set[str]:
         """Hashes of the cases that have their rows."""
@@ -195,15 +194,20 @@ class RunFolder:
 
         Raises:
             StorageError: the disk is full or read-only; the file then ends with the last whole case.
+            InputError: another process writes there, or the file is not what moebench wrote; it is left as it is.
         """
         file = self.results
         with storage(self.path):
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             _lock(descriptor, self.path)
+            self.done()  # refuses what it can't read, before anything is cut off
+            data = lines.read(file)
+            whole = lines.whole_bytes(data, file)
             with storage(self.path):
-                whole = lines.whole_bytes(file.read_bytes())
                 os.ftruncate(descriptor, whole)
+                if whole and data[whole - 1 : whole] != b"\n":  # an editor took the last one away
+                    _append(descriptor, b"\n")
 
             def append(rows: Sequence[Row]) -> None:
                 with storage(self.path):

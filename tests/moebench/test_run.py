@@ -1,6 +1,8 @@
 """A run does correctness first, keeps every row as it comes, and can be stopped and taken up at any case."""
 
 import errno
+from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -153,3 +155,40 @@ def test_bad_filters_write_nothing(tmp_path):
     with pytest.raises(InputError):
         start(tmp_path / "run", Filters(gates=("none",)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("obstacle", ["schema", "writer"])
+def test_a_refused_resume_changes_nothing(fake, tmp_path, obstacle):
+    """run.json does not say that a run went on when it did not."""
+    job = start(tmp_path / "run")
+    execute(job, Watch())
+    if obstacle == "schema":
+        text = job.folder.results.read_text()
+        job.folder.results.write_text(text.replace('"schema_version": 1', '"schema_version": 9', 1))
+    before = [(job.folder.path / name).read_bytes() for name in ("run.json", "results.jsonl")]
+    with ExitStack() as stack:
+        if obstacle == "writer":
+            stack.enter_context(job.folder.writing())
+        with pytest.raises(InputError, match=r"schema_version 9 is unknown|another moebench is writing"):
+            execute(resume(job.folder.path), Watch())
+    assert [(job.folder.path / name).read_bytes() for name in ("run.json", "results.jsonl")] == before
+    job.folder.results.write_bytes(before[1].replace(b'"schema_version": 9', b'"schema_version": 1'))
+    execute(resume(job.folder.path), Watch())
+    assert len(RunFolder.open(job.folder.path).record["resumed"]) == 1
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_number_that_is_not_finite_is_a_failed_case(fake, tmp_path, monkeypatch, bad):
+    """It never gets into the file: the case has one row that says why it has no number, and the others go on."""
+    job = start(tmp_path / "run")
+
+    def run_cases(cases, *rest):
+        for case in cases:
+            rows = fake.rows_of(case, job.topologies[case.topology], job.suite)
+            yield [replace(rows[0], value=bad), rows[1]] if case is cases[0] else rows
+
+    monkeypatch.setattr(fake, "run_cases", run_cases)
+    outcome = execute(job, Watch())
+    assert outcome.done == outcome.cases
+    (row,) = by_case(job.folder)[job.cases[0].hash]
+    assert (row.status, row.value, row.reason) == ("failed", None, "its step_time is not a finite number")

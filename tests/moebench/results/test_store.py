@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import re
 
 import pytest
 
 from moebench.plan import Filters
-from moebench.results import store
+from moebench.results import lines, store
 from moebench.results.store import RunFolder, StorageError, default_folder, new_record
+from moebench.results.table import table
 from moebench.run import begin, prepare
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_suite
@@ -209,3 +211,85 @@ def test_machines_of_one_name_but_other_numbers_both_survive(job):
     record = new_record(job.suite, Filters(), "auto", [first, other], {}, 0)
     folder = RunFolder(job.folder.path, json.loads(json.dumps(record)))
     assert folder.topologies == {first.name: first, "other": other}
+
+
+@pytest.mark.parametrize("last_newline", [True, False])
+def test_rows_may_be_spaced_in_any_way(job, last_newline):
+    """A file that another program wrote again (`jq -c`) holds the same rows, and a resumed run adds to them."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+        append(rows(job, 1))
+    compact = [json.dumps(json.loads(t), separators=(",", ":")) for t in job.folder.results.read_text().splitlines()]
+    job.folder.results.write_text("\n".join(compact) + "\n" * last_newline)
+    assert job.folder.rows() == [*rows(job, 0), *rows(job, 1)]
+    assert [row.metric for row in job.folder.rows("launches")] == ["launches", "launches"]
+    with job.folder.writing() as append:
+        append(rows(job, 2))
+    assert job.folder.rows() == [*rows(job, 0), *rows(job, 1), *rows(job, 2)]
+
+
+def test_only_a_torn_end_is_ever_cut_off(job):
+    """Rows of several cases without their ends, or lines of something else, are refused and stay as they are."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+        append(rows(job, 1))
+    good = job.folder.results.read_text()
+    pretty = "".join(json.dumps(json.loads(text), indent=2) + "\n" for text in good.splitlines())
+    for damaged in (good.replace('"last": true', '"last": 1'), pretty, "hello\nworld\n"):
+        job.folder.results.write_text(damaged)
+        with pytest.raises(InputError, match=r"results\.jsonl, line \d+: "), job.folder.writing():
+            pass
+        assert job.folder.results.read_text() == damaged
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda item: item.pop("case_hash"), "line 1: missing key 'case_hash'"),
+        (lambda item: item.update(value="fast"), "line 1: value is 'fast'"),
+        (lambda item: item.update(value=float("nan")), "line 1: not a JSON object: NaN is not a number of JSON"),
+        (lambda item: item.update(value=True), "line 1: value is True"),
+        (lambda item: item.update(draws=["x"]), "line 1: draws holds something else than numbers"),
+        (lambda item: item.update(status="good"), "line 1: status is 'good', not one of: passed"),
+        (lambda item: item.update(schema_version=2), "line 1: schema_version 2 is unknown"),
+    ],
+)
+def test_a_row_changed_by_hand_is_one_error_for_every_reader(job, change, words):
+    """Whoever reads the rows, the error names file and line, and nothing is changed."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+    first, *others = job.folder.results.read_text().splitlines()
+    item = json.loads(first)
+    change(item)
+    job.folder.results.write_text("\n".join([json.dumps(item), *others]) + "\n")
+    before = job.folder.results.read_text()
+    readers = [job.folder.rows, job.folder.done, lambda: table(job.folder), lambda: job.folder.writing().__enter__()]
+    for reader in readers:
+        with pytest.raises(InputError, match=re.escape(words)):
+            reader()
+    assert job.folder.results.read_text() == before
+
+
+def test_a_row_that_is_a_list_and_a_file_that_is_a_folder(job):
+    """Neither is a row; both are one clear error."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+    job.folder.results.write_text("[1, 2]\n" + job.folder.results.read_text())
+    with pytest.raises(InputError, match=r"results\.jsonl, line 1: not a JSON object"):
+        job.folder.rows()
+    job.folder.results.unlink()
+    job.folder.results.mkdir()
+    with pytest.raises(InputError, match=r"results\.jsonl: cannot be read: Is a directory"):
+        job.folder.done()
+
+
+def test_a_case_that_stands_there_twice_counts_once(job):
+    """Two runs' rows in one file: the first of a case counts, for every reader, and the second can be named."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+        append(rows(job, 1))
+    assert lines.repeated(job.folder.results) is None
+    job.folder.results.write_text(2 * job.folder.results.read_text())
+    assert job.folder.rows() == [*rows(job, 0), *rows(job, 1)]
+    assert len(table(job.folder)) == 4
+    assert lines.repeated(job.folder.results) == (6, job.cases[0].name)
