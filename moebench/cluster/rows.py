@@ -131,10 +131,13 @@ def _summary(case: Case, hardware: str, measured: Measured) -> Row:
     detail: dict[str, Any] = {"q1": s.q1, "q3": s.q3, "minimum": s.minimum, "maximum": s.maximum}
     detail |= {"count": s.count, "processes": s.processes, "device": measured.device}
     detail |= {"spread_s": float(np.median([sample.detail["spread_s"] for sample in samples])), **shares}
-    cores_share = max(shares["cpu_share"], shares["machine_share"])
-    if measured.device == "cpu" and is_cpu_bound(cores_share, shares.get("wire_share")):
+    cores_share, wire_share = max(shares["cpu_share"], shares["machine_share"]), shares.get("wire_share")
+    reason = ""
+    if measured.device == "cpu" and is_cpu_bound(cores_share, wire_share):
         detail["mark"] = CPU_BOUND
-    return row_of(case, hardware, "step_time", "s", s.median, low=s.low, high=s.high, detail=detail)
+        wire = "no network was counted" if wire_share is None else f"the busiest NIC was full to {wire_share:.0%}"
+        reason = f"{CPU_BOUND}: {cores_share:.0%} of the cores were busy and {wire}; nothing judges by this number"
+    return row_of(case, hardware, "step_time", "s", s.median, low=s.low, high=s.high, reason=reason, detail=detail)
 
 
 def _shares(samples: Sequence[Merged]) -> dict[str, float]:
