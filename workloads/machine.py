@@ -80,7 +80,9 @@ class Topology:
         link_kind: `nvlink`, `pcie`, `shared-memory`.
         nics_per_node: NICs that the node's GPUs share.
         link_parameters: `link.bandwidth` (achieved bytes/s a GPU sends, and receives, inside the node), `link.latency`,
-            `link.message` (cost of a message), `bridge.bandwidth` (all in-node traffic together; absent: no limit),
+            `link.message` (cost of a message), `link.eager.latency` and `link.eager.bandwidth` (of a second protocol,
+            which the library takes where it is faster, for small messages), `bridge.bandwidth` (all in-node traffic
+            together; absent: no limit),
             `nic.bandwidth` (bytes/s each way of one NIC), `nic.latency`, `nic.message` (cost of a message on the NIC),
             `fabric.share` (share of the NICs' bandwidth that the fabric carries at once), `collective.fixed`,
             `switch.buffer` (bytes that a switch port holds before it drops; absent: always deep enough),

@@ -54,6 +54,9 @@ def run_cases(
 ) -> Iterator[list[Row]]:
     """Simulate `cases`; yields the rows of one case at a time, in no particular order.
 
+    A case that a machine can't run is `unsupported`, one whose trace or replay raises is `failed`, its reason the
+    error's text; the other cases go on. What the disk refuses ends the run.
+
     Args:
         cases: what to run; `topologies` maps each case's topology name to its description (overrides applied).
         suite: gives the number of draws and the seed.
@@ -65,22 +68,43 @@ def run_cases(
         for group in groups:
             yield from _run_group(group, suite.samples, suite.seed, traces)
         return
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread)
+    pool = _pool(jobs)
     try:
         futures = [pool.submit(_run_group, group, suite.samples, suite.seed, traces) for group in groups]
-        for future in futures:
-            yield from future.result()
+        for future, group in zip(futures, groups):
+            yield from _finished(future, group, suite, traces)
     finally:  # also when the consumer stops early: what has not started must not start
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _one_thread() -> None:
-    """Workers share the cores: one thread each."""
+def _finished(
+    future: "Future[list[list[Row]]]", group: _Group, suite: Suite, traces: Path | None
+) -> list[list[Row]]:
+    """The rows of a group; where the death of a process (out of memory) took the pool along, from one of its own."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        pass
+    with _pool(1) as alone:
+        try:
+            return alone.submit(_run_group, group, suite.samples, suite.seed, traces).result()
+        except BrokenProcessPool:
+            return _without_number(group, "failed", "the process that simulated it died, perhaps for want of memory")
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread, initargs=(os.getpid(),))
+
+
+def _one_thread(parent: int) -> None:
+    """Workers share the cores, one thread each, and end with the process that they work for."""
     import signal
 
     import torch
+
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -106,15 +130,21 @@ def _run_group(group: _Group, samples: int, seed: int, traces: Path | None) -> l
             raise Unsupported(problem)
         programs = trace_layer(system, first.workload, ranks, conventions)
     except Unsupported as error:
-        return [
-            rows_without_number(case, topology, "unsupported", str(error))
-            for case, topology in zip(group.cases, group.topologies)
-        ]
+        return _without_number(group, "unsupported", str(error))
+    except Exception as error:  # of this program alone: the other groups of the run go on
+        return _without_number(group, "failed", described(error))
     if traces is not None:
         _store(programs, traces / f"{group.key}.json.gz")
     return [
         _replayed(case, topology, programs, samples, seed)
         for case, topology in zip(group.cases, group.topologies)
+    ]
+
+
+def _without_number(group: _Group, status: str, reason: str) -> list[list[Row]]:
+    """The rows of a group that has no program."""
+    return [
+        rows_without_number(case, topology, status, reason) for case, topology in zip(group.cases, group.topologies)
     ]
 
 
@@ -132,6 +162,23 @@ _draws: dict[tuple[str, int, int], dict[str, np.ndarray]] = {}
 def _replayed(
     case: Case, topology: Topology, programs: tuple[Program, ...], samples: int, seed: int
 ) -> list[Row]:
+    """The rows of a case; a machine without a number that the case needs can't run it."""
+    try:
+        return _rows(case, topology, programs, samples, seed)
+    except InputError as error:
+        return rows_without_number(case, topology, "unsupported", str(error))
+    except Exception as error:  # of this case alone: the others of the run go on
+        return rows_without_number(case, topology, "failed", described(error))
+
+
+def described(error: Exception) -> str:
+    """An unexpected error as a reason of one line, with where it arose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_REASON]}{place}"
+
+
+def _rows(case: Case, topology: Topology, programs: tuple[Program, ...], samples: int, seed: int) -> list[Row]:
     from moebench.sim.replay import replay
     from moebench.sim.uncertainty import draw
 

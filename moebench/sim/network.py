@@ -55,8 +55,12 @@ def collective_timing(
     groups: int = 1,
 ) -> Timing:
     """The time of a collective and of each tier; the fastest of the algorithms that the library may choose."""
-    ranks = len(collective.ranks)
-    timings = [_timed(load, ranks, sharing, groups, topology, machine) for load in loads(collective, topology, rows)]
+    crowd = _Crowd(len(collective.ranks), sharing, groups)
+    timings = [
+        _timed(load, crowd, topology, machine, protocol)
+        for load in loads(collective, topology, rows)
+        for protocol in _protocols(machine)
+    ]
     best = timings[0]
     for other in timings[1:]:
         faster = other.total_s < best.total_s
@@ -69,26 +73,41 @@ def link_bytes(collective: Collective, topology: Topology, rows: Rows | None = N
     """Bytes and messages sent over `link` and `nic`; of the algorithm that is faster at nominal rates."""
     values = {name: np.array([p.value]) for name, p in topology.parameters().items()}
     machine = Machine(topology.hardware, values, topology.ranks)
-    ranks = len(collective.ranks)
+    crowd = _Crowd(len(collective.ranks))
 
     def nominal_s(load: Load) -> float:
-        return float(_timed(load, ranks, 1, 1, topology, machine).total_s[0])
+        return min(float(_timed(load, crowd, topology, machine, p).total_s[0]) for p in _protocols(machine))
 
     best = min(loads(collective, topology, rows), key=nominal_s)
     return dict(best.use or {"link": TierUse(), "nic": TierUse()})
 
 
-def _timed(load: Load, ranks: int, sharing: int, groups: int, topology: Topology, machine: Machine) -> Timing:
-    value = machine.value
+@dataclass(frozen=True)
+class _Crowd:
+    """Who exchanges at once: ranks of a group, groups through one node, groups in all."""
+
+    ranks: int
+    sharing: int = 1
+    groups: int = 1
+
+
+def _protocols(machine: Machine) -> tuple[str, ...]:
+    """Prefixes of the parameters of each protocol inside a node; the library takes the faster one."""
+    return ("link", "link.eager") if "link.eager.bandwidth" in machine.values else ("link",)
+
+
+def _timed(load: Load, crowd: _Crowd, topology: Topology, machine: Machine, protocol: str) -> Timing:
+    value, sharing = machine.value, crowd.sharing
     each = np.zeros(machine.draws)
     tiers = dict.fromkeys(TIERS, each)
     if load.use is None:
         return Timing(each, tiers)
     tiers["copy"] = _copy_s(load.copy_bytes, machine)
-    link_latency = load.link_steps * value("link.latency") if load.link_steps else each
+    link_latency = load.link_steps * value(f"{protocol}.latency") if load.link_steps else each
     nic_latency = load.nic_steps * value("nic.latency") if load.nic_steps else each
     if load.link_bytes:
-        tiers["link"] = load.link_messages * value("link.message", 0.0) + load.link_bytes / value("link.bandwidth")
+        rate = value(f"{protocol}.bandwidth")
+        tiers["link"] = load.link_messages * value("link.message", 0.0) + load.link_bytes / rate
     if load.bridge_bytes and "bridge.bandwidth" in machine.values:
         tiers["bridge"] = sharing * load.bridge_bytes / value("bridge.bandwidth")
     if load.nic_bytes:
@@ -102,7 +121,7 @@ def _timed(load: Load, ranks: int, sharing: int, groups: int, topology: Topology
         fabric_bytes = fabric_bytes + load.use["nic"].total_messages * value("nic.message_bytes", 0.0)
         carried = load.nodes * nics * bandwidth * value("fabric.share", 1.0)
         tiers["fabric"] = sharing * fabric_bytes / carried
-    tiers["cores"] = _cores_s(load.use, ranks, groups, machine)
+    tiers["cores"] = _cores_s(load.use, crowd, machine)
     before = value("collective.fixed", 0.0) + each
     if load.in_sequence:
         before = before + link_latency + nic_latency
@@ -113,7 +132,7 @@ def _timed(load: Load, ranks: int, sharing: int, groups: int, topology: Topology
     return Timing(before + longest, {name: each + tier for name, tier in tiers.items()})
 
 
-def _cores_s(use: Mapping[str, TierUse], ranks: int, groups: int, machine: Machine) -> np.ndarray:
+def _cores_s(use: Mapping[str, TierUse], crowd: _Crowd, machine: Machine) -> np.ndarray:
     """Time in which the computer's cores pass on what all groups exchange: a rank's work on one core at a time."""
     work = np.zeros(machine.draws)
     if "host.message" in machine.values:
@@ -121,8 +140,8 @@ def _cores_s(use: Mapping[str, TierUse], ranks: int, groups: int, machine: Machi
     if "host.stream" in machine.values:
         work = work + sum(tier.total_bytes for tier in use.values()) / machine.value("host.stream")
     if "host.cores" not in machine.values:
-        return work / ranks
-    return groups * work / np.minimum(machine.value("host.cores"), groups * ranks)
+        return work / crowd.ranks
+    return crowd.groups * work / np.minimum(machine.value("host.cores"), crowd.groups * crowd.ranks)
 
 
 def _copy_s(own_bytes: float, machine: Machine) -> np.ndarray:
