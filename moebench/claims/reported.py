@@ -54,6 +54,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "nats": (ABSOLUTE, 1.0),
 }
 BEST_OTHER = "best-other"
+INDEPENDENT = "independent"  # how the note of a row begins that is not the paper's own word
 COMPARED_FILE = "compared_with.csv"
 
 
@@ -88,6 +89,11 @@ class Claim:
     def kind(self) -> str:
         """`ratio`, `fraction`, `exact` or `absolute`: how its error is computed."""
         return UNITS[self.unit][0]
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether someone else than the paper's authors says so: `where` then names who."""
+        return self.note.startswith(INDEPENDENT)
 
     @property
     def is_definition(self) -> bool:

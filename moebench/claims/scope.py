@@ -45,6 +45,8 @@ def experiment_of(claim: Claim, suite: Suite) -> Experiment:
 def points(claim: Claim, experiment: Experiment) -> list[tuple[Assumption, list[Point]]]:
     """The claim's points under each assumption that the suite plans for all of its gates, default first.
 
+    Assumptions that come to the same points (on 8 ranks `max(16, world)` and `2*world` are 16 experts) count once.
+
     Raises:
         CantAnswer: the scope names what the experiment doesn't have.
     """
@@ -60,11 +62,12 @@ def points(claim: Claim, experiment: Experiment) -> list[tuple[Assumption, list[
     for what, found in (("gate", gates), ("batch size", batch_sizes), ("topology", sizes), ("dtype", dtypes)):
         if not found:
             raise CantAnswer(f"experiment {experiment.name} has no {what} of the claim's scope")
-    return [
-        (assumption, _points(experiment, assumption, gates, batch_sizes, sizes))
-        for assumption in assumptions(experiment, experiment.node_types)
-        if assumption.is_default or all({g.label, g.name} & set(experiment.sweep_gates) for g in gates)
-    ]
+    found: dict[tuple[Point, ...], Assumption] = {}
+    for assumption in assumptions(experiment, experiment.node_types):
+        if assumption.is_default or all({g.label, g.name} & set(experiment.sweep_gates) for g in gates):
+            its_points = _points(experiment, assumption, gates, batch_sizes, sizes)
+            found.setdefault(tuple(its_points), assumption)
+    return [(assumption, list(its_points)) for its_points, assumption in found.items()]
 
 
 def _points(

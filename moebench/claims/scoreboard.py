@@ -30,8 +30,8 @@ class Score:
         low, high: 5 to 95 % of the draws, pooled over assumptions with equal weight.
         null_verdict, null_error: of the model "no difference"; None where it says nothing.
         share: of the draws that agree with the most frequent outcome; shares: of every outcome.
-        decides: strongest factors first, with the status of a parameter (`assumed`, `measured`, ...; `assumption` for a
-            choice of the suite).
+        decides: strongest factors first, each with whether it is `significant` (more than chance, for this number of
+            draws) and the status of a parameter (`assumed`, `measured`, ...; `assumption` for a choice of the suite).
         conditions: the map: one entry an assumption.
     """
 
@@ -70,6 +70,7 @@ class Score:
             "engine": self.engine,
             "evidence": claim.evidence,
             "where": claim.where,
+            "note": claim.note,
             "verdict": self.verdict,
             "why": self.why,
             "share": self.share,
@@ -87,7 +88,7 @@ def scoreboard(suite: Suite, folder: RunFolder | None = None) -> list[Score]:
         return []
     rows = folder.rows("step_time") if folder else []
     topologies = folder.topologies if folder else {}
-    note = _what_if(folder) if folder else ""
+    note = f"{changed}: " if folder and (changed := what_if(folder)) else ""
     times = StepTimes(rows)
     scores = [score(claim, suite, times, topologies) for claim in claims_of(suite.reported)]
     return [replace(s, why=note + s.why) if note and s.obtained is not None else s for s in scores]
@@ -201,6 +202,7 @@ def _entry(factor: Influence, found: Obtained, topologies: Mapping[str, Topology
     return {
         "name": factor.name,
         "eta_squared": round(factor.eta_squared, 4),
+        "significant": factor.is_significant,
         "status": status,
         "contrast": {level: round(share, 4) for level, share in factor.contrast.items()},
     }
@@ -236,6 +238,11 @@ def _fitted_to(claim: Claim, found: Obtained, topologies: Mapping[str, Topology]
     return ""
 
 
-def _what_if(folder: RunFolder) -> str:
+def what_if(folder: RunFolder) -> str:
+    """What --set changed and where: `what if nic.bandwidth=25GB/s on every node type (...)`; empty without it."""
     overrides = folder.filters.overrides
-    return f"what if {', '.join(f'{k}={text}' for k, text in overrides.items())}: " if overrides else ""
+    if not overrides:
+        return ""
+    node_types = list(dict.fromkeys(topology.node_type for topology in folder.topologies.values()))
+    everywhere = f" on every node type ({', '.join(node_types)})" if len(node_types) > 1 else ""
+    return f"what if {', '.join(f'{k}={text}' for k, text in overrides.items())}{everywhere}"

@@ -6,6 +6,7 @@ from moebench.claims import verdict as v
 from moebench.claims.deciding import WORTH_NAMING, Influence
 from moebench.claims.query import Obtained
 from moebench.claims.reported import EXACT, FRACTION, RATIO, Claim
+from moebench.claims.words import factor_words, level_words, outcome_words
 
 _RELATION = {
     "equal": "",
@@ -53,11 +54,12 @@ def why_judged(
     if len(found.conditions) > 1:
         over += f" over {len(found.conditions)} assumptions"
     if agreement.word == v.DEPENDS:
-        outcomes = ", ".join(f"{_meaning(word)} in {_percent(share)}" for word, share in _largest(agreement.shares))
-        return f"{start}; of {over}: {outcomes}{_decider(factors, agreement.focus)}{_short(found)}"
+        told = _largest(agreement.shares)
+        outcomes = ", ".join(f"{outcome_words(word)} in {_percent(share)}" for word, share in told)
+        return f"{start}; of {over}: {outcomes}{_decider(factors, agreement.focus, found)}{_short(found)}"
     if draws == 1:
-        return f"{start}: {_meaning(agreement.top)} on {over}{_short(found)}"
-    return f"{start}: {_meaning(agreement.top)} in {_percent(agreement.share)} of {over}{_short(found)}"
+        return f"{start}: {outcome_words(agreement.top)} on {over}{_short(found)}"
+    return f"{start}: {outcome_words(agreement.top)} in {_percent(agreement.share)} of {over}{_short(found)}"
 
 
 def why_partial(found: Obtained) -> str:
@@ -75,32 +77,23 @@ def _short(found: Obtained) -> str:
     return f" ({len(found.conditions)} of {found.planned} assumptions were run)"
 
 
-def _decider(factors: Sequence[Influence], focus: str) -> str:
-    if not factors or factors[0].eta_squared < WORTH_NAMING:
-        return "; no single parameter decides"
-    first, second = factors[0], factors[1] if len(factors) > 1 else None
-    parts = [f"{_percent(share)} with {_level(first.name, level)}" for level, share in first.contrast.items()]
-    then = f"; then {second.name} ({second.eta_squared:.2f})" if second and second.eta_squared >= WORTH_NAMING else ""
-    return f"; {first.name} decides most (eta^2 {first.eta_squared:.2f}): {_meaning(focus)} in {', '.join(parts)}{then}"
-
-
-def _level(name: str, level: str) -> str:
-    return f"the {level} of its range" if level.endswith(" third") else f"{name} {level}"
+def _decider(factors: Sequence[Influence], focus: str, found: Obtained) -> str:
+    """What decides, where the draws are enough to tell it from chance."""
+    worth = [f for f in factors if f.eta_squared >= WORTH_NAMING]
+    named = [f for f in worth if f.is_significant]
+    if not named:
+        draws = max(len(c.values[c.sampled]) for c in found.conditions)
+        return f"; {draws} draws are too few to tell what decides" if worth else "; no single parameter decides"
+    first = named[0]
+    parts = [f"{_percent(share)} with {level_words(first.name, level)}" for level, share in first.contrast.items()]
+    then = f"; then {factor_words(named[1].name)} ({_percent(named[1].eta_squared)})" if len(named) > 1 else ""
+    explains = f"explains {_percent(first.eta_squared)} of the variation between draws"
+    ends = f"{outcome_words(focus)} in {', '.join(parts)}"
+    return f"; {factor_words(first.name)} decides most ({explains}): {ends}{then}"
 
 
 def _largest(shares: Mapping[str, float]) -> list[tuple[str, float]]:
     return [(word, share) for word, share in shares.items() if share >= v.WORTH_TELLING]
-
-
-def _meaning(word: str) -> str:
-    return {
-        v.REPRODUCED: "reproduced",
-        v.DIRECTION_ONLY: "same winner but another size",
-        v.CONTRADICTED: "contradicted",
-        v.BASELINE_OUT: "the baseline out of memory",
-        v.SYSTEM_OUT: "the system out of memory",
-        v.BOTH_OUT: "both out of memory",
-    }.get(word, word)
 
 
 def _percent(share: float) -> str:

@@ -68,6 +68,52 @@ def test_a_parameter_that_one_machine_lacks():
     assert found[0].name == "bridge"
 
 
+def noise(seed, count, names=40):
+    """Outcomes that nothing decides, on machines with many uncertain parameters."""
+    random = np.random.default_rng(seed)
+    draws = {f"p{i}": random.uniform(1, 2, count) for i in range(names)}
+    return words(random.uniform(size=count) > 0.8), draws
+
+
+def test_few_draws_of_noise_name_no_decider():
+    """Of forty parameters and 32 draws, the strongest always explains something; chance would too."""
+    strongest, named = [], 0
+    for seed in range(20):
+        outcome, draws = noise(seed, 32)
+        found = influences([outcome], [draws["p0"]], [{"gpu": "a"}], [draws], "reproduced")
+        strongest.append(found[0].eta_squared)
+        named += any(f.is_significant for f in found)
+    assert np.mean(strongest) > 0.1
+    assert named <= 2  # 1 % each
+
+
+def test_a_real_decider_stands_out_of_few_draws():
+    """A threshold on one parameter is significant in 32 draws, and no other is."""
+    _, draws = noise(1, 32)
+    outcome = words(draws["p7"] > 1.5)
+    found = influences([outcome], [draws["p0"]], [{"gpu": "a"}], [draws], "reproduced")
+    assert [f.name for f in found if f.is_significant] == ["p7"]
+
+
+def test_assumptions_that_repeat_the_draws_add_no_evidence():
+    """The same 32 machines under ten assumptions are still 32 machines."""
+    named = 0
+    for seed in range(10):
+        outcome, draws = noise(seed, 32)
+        labels = [{"experts": str(i)} for i in range(10)]
+        found = influences([outcome] * 10, [draws["p0"]] * 10, labels, [draws] * 10, "reproduced")
+        named += any(f.is_significant for f in found)
+    assert named <= 1
+
+
+def test_an_assumption_is_significant_by_its_own_contrast():
+    """Which machine decides is seen even from one draw each, where there are enough assumptions."""
+    outcomes = [words(np.array([gpu == "a"])) for gpu in "ab" for _ in range(8)]
+    labels = [{"gpu": gpu, "experts": str(i)} for gpu in "ab" for i in range(8)]
+    found = influences(outcomes, [np.ones(1)] * 16, labels, [{}] * 16, "reproduced")
+    assert [f.name for f in found if f.is_significant] == ["gpu"]
+
+
 def test_one_draw_has_no_factors():
     """A single nominal machine decides nothing."""
     assert influences([words(np.array([True]))], [np.array([1.0])], [{"gpu": "a"}], [{}], "reproduced") == []

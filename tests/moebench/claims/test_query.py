@@ -207,6 +207,9 @@ def test_a_step_time_claim_is_in_its_own_unit(hetu, cases):
 
 
 def test_points_of_every_assumption_differ(hetu):
-    """No two assumptions share all of their points."""
-    listed = [tuple(p) for _, p in points(H1, hetu.experiments[0])]
-    assert len(set(listed)) == len(listed) == 24
+    """No two assumptions share all of their points: where two rules give as many experts, they are one assumption."""
+    for scope, count in (({}, 24), ({"gpus": "8"}, 16), ({"gpus": "16"}, 16), ({"gpus": "32"}, 16)):
+        found = points(replace(H1, scope={**H1.scope, **scope}), hetu.experiments[0])
+        listed = [tuple(p) for _, p in found]
+        assert len(set(listed)) == len(listed) == count, scope
+        assert [assumption.is_default for assumption, _ in found] == [True] + [False] * (count - 1)

@@ -78,7 +78,9 @@ def test_a_claim_that_hangs_on_a_parameter_depends():
     assert result.decides[0]["status"] in ("assumed", "measured", "derived")
     assert result.decides[0]["eta_squared"] > 0.8
     assert sum(result.shares.values()) == pytest.approx(1)
-    assert "link.bandwidth decides most" in result.why
+    assert "link.bandwidth decides most (explains " in result.why
+    assert "of the variation between draws)" in result.why
+    assert result.decides[0]["significant"]
     assert "of its range" in result.why
 
 
@@ -175,9 +177,23 @@ def test_a_quick_run_says_how_many_assumptions_it_had(fake, tmp_path):
 
 def test_a_what_if_is_marked(fake, tmp_path):
     """A verdict under --set says what was set."""
-    folder = run_of(tmp_path / "run", Filters(quick=True, overrides={"nic.bandwidth": "25GB/s"}))
+    folder = run_of(tmp_path / "run", Filters(overrides={"nic.bandwidth": "25GB/s"}, gates=("switch",)))
     result = next(s for s in scoreboard(folder.suite, folder) if s.claim.id == "hetu-h1")
-    assert result.why.startswith("what if nic.bandwidth=25GB/s: ")
+    assert result.why.startswith(
+        "what if nic.bandwidth=25GB/s on every node type (titan-rtx, rtx-2080-ti, v100-pcie, v100-sxm2): "
+    )
+    one = Filters(overrides={"nic.bandwidth": "25GB/s"}, gates=("switch",), topologies=("titan-rtx",))
+    folder = run_of(tmp_path / "one", one)
+    assert board.what_if(folder) == "what if nic.bandwidth=25GB/s"
+    assert board.what_if(run_of(tmp_path / "as-is", Filters(quick=True))) == ""
+
+
+def test_noise_has_no_decider():
+    """Where the draws differ by nothing that a parameter says, and are few, the sentence names none."""
+    random = np.random.default_rng(3)
+    result = judged(lambda *_: np.where(random.uniform(size=SAMPLES + 1) > 0.85, 8.0, 3.0))
+    assert result.verdict == v.DEPENDS
+    assert "decides most" not in result.why
 
 
 def test_without_results_nothing_is_judged():
