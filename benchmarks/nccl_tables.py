@@ -4,7 +4,7 @@
 
 The tables are those of the PyPI package aiconfigurator-core 0.12.0 (Apache-2.0), read with pyarrow; neither is needed
 by anything else (`pip install --target DIR aiconfigurator-core==0.12.0 pyarrow --no-deps`, then PYTHONPATH=DIR). For a
-system and a number of GPUs, the two-protocol model (`link.latency`, `link.bandwidth`, `link.eager.*`) is fitted to every
+system and a number of GPUs, the two-protocol model (`link.latency`, `link.eager.latency`, ...) is fitted to every
 other message size of the all-to-all and predicts the sizes between, through the network model that every suite uses.
 """
 

@@ -12,14 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebench.calibrate import PRODUCTS
+from moebench.cluster.emulation import emulated
 from moebench.cluster.exchanges import ALL_REDUCE, FLAT, IN_NODE, IN_NODE_ALL_REDUCE, NOTHING
+from moebench.cluster.lab import lab_problem
 from moebench.cluster.launchers import Launcher, Loopback, in_lab
 from moebench.cluster.link_fit import TINY_BYTES, Place, Timed, fit_links, timed
 from moebench.cluster.probes import EXCHANGES, WORK, Exchange, ExchangeRequest, WorkRequest
+from moebench.local.child import usable_cores
 from moebench.local.fit import Fit, Range, fit
 from moebench.local.machine import cpu_title, machine_title
 from moebench.local.machine_file import hardware_text, head, parameter, write_text
+from moebench.workloads.errors import InputError
 from moebench.workloads.places import EMULATED, HARDWARE, TOPOLOGIES, UNSHAPED, user_folder
+from moebench.workloads.units import BYTES, RATE, parse
 
 RANKS_HARDWARE = "this-machine-ranks"
 SIZES = tuple(16384 * 8**i for i in range(5))  # 16 KiB to 64 MiB
@@ -48,6 +53,36 @@ class RankCalibration:
     timed: Sequence[Timed]
     place: Place
     seconds: float
+
+
+def place_of(
+    emulate: str | None, nic_rate: str | None = None, switch_buffer: str | None = None, ranks: int | None = None
+) -> Place:
+    """The place that the options of `moebench calibrate` mean.
+
+    Raises:
+        InputError: options that don't fit together, or a cluster that this machine can't emulate; says what to do.
+    """
+    cores = len(usable_cores())
+    topology, overrides = emulated(emulate, nic_rate, switch_buffer)
+    if (topology is None) == (ranks is None):
+        raise InputError("say either --emulate NODESxRANKS or --ranks N")
+    if topology is None:
+        return Place(1, ranks or 1, cores, None)
+    problem = lab_problem()
+    if problem:
+        raise InputError(problem)
+    nodes, _, per_node = topology.partition("-")[0].partition("x")
+    if int(nodes) * int(per_node) < 2:
+        raise InputError("--emulate 1x1 is one rank: measure it with `moebench calibrate` alone")
+    rate = parse(overrides.get("nic.bandwidth", "1 Gb/s"), RATE).si
+    buffer = parse(overrides.get("switch.buffer", "512 KiB"), BYTES).si
+    return Place(int(nodes), int(per_node), cores, rate, int(buffer))
+
+
+def topology_path(place: Place) -> Path:
+    """Where the topology of ranks of this machine is read from."""
+    return user_folder(TOPOLOGIES) / f"{UNSHAPED if place.nic_bytes_per_s is None else EMULATED}.toml"
 
 
 @contextmanager
@@ -173,11 +208,10 @@ def _exactly(value: float) -> Range:
     return Range(value, value, value)
 
 
-def write_machine(calibration: RankCalibration, topology_path: Path | None = None) -> tuple[Path, Path]:
+def write_machine(calibration: RankCalibration, output: Path | None = None) -> tuple[Path, Path]:
     """Write both files; where the topology goes elsewhere, its hardware goes beside it."""
-    node_type = EMULATED if calibration.place.nic_bytes_per_s else UNSHAPED
-    path = topology_path or user_folder(TOPOLOGIES) / f"{node_type}.toml"
-    if topology_path is None:
+    path = output or topology_path(calibration.place)
+    if output is None:
         hardware, name = user_folder(HARDWARE) / f"{RANKS_HARDWARE}.toml", RANKS_HARDWARE
     else:
         hardware = path.with_name(f"{path.stem}-hardware.toml")

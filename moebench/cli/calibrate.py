@@ -28,14 +28,26 @@ SHOWN = (
     "-o",
     "output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write; default: the one that `this-machine` names.",
+    help="File to write; default: the one that `this-machine` names, or `emulated`, or `unshaped`.",
 )
-def command(output: Path | None) -> None:
+@click.option("--emulate", metavar="NODESxRANKS", help="Measure ranks of an emulated cluster, and its network: 2x2.")
+@click.option("--nic-rate", metavar="RATE", help="Rate of its NICs, as of `moebench run`; 1gbit unless said.")
+@click.option("--switch-buffer", metavar="SIZE", help="Buffer of a port of its switch; 512kb unless said.")
+@click.option("--ranks", type=click.IntRange(2), metavar="N", help="Measure N ranks over loopback.")
+def command(
+    output: Path | None, emulate: str | None, nic_rate: str | None, switch_buffer: str | None, ranks: int | None
+) -> None:
     """Measure this machine's processor: products, memory, issue cost.
 
     Takes a minute or two; keep the machine idle meanwhile. `1x1-this-machine` then names it as a topology: one rank
     with a thread on each core that this process may use (`taskset -c 0 moebench calibrate` measures one core).
+
+    With --emulate or --ranks: what ranks of this machine do, all of them busy at once, and their exchanges; they name
+    the topologies NxG-emulated or 1xN-unshaped.
     """
+    if emulate or ranks or nic_rate or switch_buffer:
+        _calibrate_ranks(output, emulate, nic_rate, switch_buffer, ranks)
+        return
     from moebench.calibrate import calibrate, write_hardware
     from moebench.local.child import ChildFailed
 
@@ -50,6 +62,38 @@ def command(output: Path | None) -> None:
         raise InputError(f"{path}: can't write: {error.strerror}") from error
     click.echo(f"measured {calibration.threads} threads in {calibration.seconds:.0f} s; written to {path}")
     _show(path)
+
+
+def _calibrate_ranks(
+    output: Path | None, emulate: str | None, nic_rate: str | None, switch_buffer: str | None, ranks: int | None
+) -> None:
+    from moebench.calibrate_ranks import calibrate_ranks, place_of, topology_path, write_machine
+    from moebench.cluster.lab import LabError
+    from moebench.ranks import RanksError
+
+    place = place_of(emulate, nic_rate, switch_buffer, ranks)
+    path = output or topology_path(place)
+    _refuse_unwritable(path)
+    try:
+        calibration = _with_progress(lambda heard: calibrate_ranks(place, heard))
+        topology, hardware = write_machine(calibration, output)
+    except (RanksError, LabError) as error:
+        raise click.ClickException(f"calibration stopped: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path}: can't write: {error.strerror}") from error
+    click.echo(f"measured {place.ranks} ranks in {calibration.seconds:.0f} s; written to {topology} and {hardware}")
+    _show_links(topology)
+
+
+def _show_links(path: Path) -> None:
+    from moebench.workloads.load import load_topology
+
+    topology = load_topology(str(path))
+    click.echo(topology.title)
+    for name, p in {**topology.hardware.parameters, **topology.link_parameters}.items():
+        if name in topology.link_parameters or name in (shown for _, shown in SHOWN):
+            value, low, high = (number / p.scale for number in (p.value, p.low, p.high))
+            click.echo(f"  {name:28} {value:8.4g} {p.unit:8} ({low:.4g} to {high:.4g})")
 
 
 def _refuse_unwritable(path: Path) -> None:
