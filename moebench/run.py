@@ -19,6 +19,7 @@ from moebench.environment import environment, usable_cores
 from moebench.plan import Filters, Machines, plan, quickened
 from moebench.results.rows import Row, row_of, with_finite_numbers
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
+from moebench.stopping import exit_status
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -46,12 +47,14 @@ class Outcome:
 
     Attributes:
         cases: in all; done: with rows, earlier sessions of a resumed run included.
+        exit_status: what the process exits with where the run was interrupted.
         statuses: of this session's cases; reasons: one example each of those that have no number.
     """
 
     cases: int
     done: int = 0
     interrupted: bool = False
+    exit_status: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -178,8 +181,8 @@ def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None
                 for rows in _run_engine(name, own, job, jobs or usable_cores()):
                     keep(rows)
                     watch.step(rows[0].case)
-    except KeyboardInterrupt:
-        outcome.interrupted = True
+    except KeyboardInterrupt as stop:
+        outcome.interrupted, outcome.exit_status = True, exit_status(stop)
         return outcome
     except StorageError as error:
         raise StorageError(

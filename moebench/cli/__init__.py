@@ -1,8 +1,11 @@
 """The command line: one verb a file, imported only when it is called, so that `moebench --help` stays instant."""
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -22,6 +25,12 @@ VERBS = {
     "doctor": "What this machine can run and what is missing.",
 }
 _FILES = {"list": "list_"}
+_CLOSED_PIPE = 141  # 128 + SIGPIPE, what a shell shows for any other program
+_NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
+
+
+class _ClosedPipe(Exception):
+    """The reader of the output has gone: `moebench list topologies | head -1`."""
 
 
 class Verbs(click.Group):
@@ -36,6 +45,15 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         return import_module(f"moebench.cli.{_FILES.get(cmd_name, cmd_name)}").command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """The verb's answer; a closed pipe, which click would turn into status 1, is told apart."""
+        try:
+            status = super().invoke(ctx)
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError as error:
+            raise _ClosedPipe from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of verbs, without importing any."""
@@ -64,10 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         click.echo(f"moebench: {error.format_message()}", err=True)
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as stop:
+        from moebench.stopping import exit_status
+
         click.echo("moebench: stopped", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+        sys.exit(exit_status(stop.__cause__ or stop))
+    except (_ClosedPipe, OSError) as error:
+        if isinstance(error, OSError) and (error.filename is not None or error.errno not in _NO_ROOM):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of the output has nowhere to go at exit
+        if isinstance(error, _ClosedPipe):
+            sys.exit(_CLOSED_PIPE)
+        click.echo(f"moebench: standard output: can't write: {error.strerror}", err=True)
+        sys.exit(2)
     sys.exit(status if isinstance(status, int) else 0)

@@ -74,7 +74,8 @@ def command(
 ) -> int:
     """Run a suite, print the claims table, write the run folder and its report.
 
-    Ctrl-C leaves a run that --resume continues. Under torchrun or srun, the ranks measure together and rank 0 writes.
+    Ctrl-C or SIGTERM leaves a run that --resume continues. Under torchrun or srun, the ranks measure together and rank
+    0 writes.
     """
     from moebench.cluster.detect import launched
     from moebench.cluster.emulation import emulated
@@ -84,6 +85,10 @@ def command(
         from moebench.cluster.session import follow
 
         return follow(place)
+    if place is None:  # a launcher's ranks end at once: they may stand in a collective that never returns
+        from moebench.stopping import stop_on_sigterm
+
+        stop_on_sigterm()
     with _peers(place):
         topology, rates = emulated(emulate, nic_rate, switch_buffer, unshaped)
         if resumed is not None:
@@ -178,7 +183,7 @@ def _execute(job) -> int:
             f"continue with: moebench run --resume {job.folder.path}",
             err=True,
         )
-        return 130
+        return outcome.exit_status
     _conclude(job.folder)
     return 0
 

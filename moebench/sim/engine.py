@@ -6,8 +6,10 @@ trace depends on: system, workload, ranks and conventions.
 
 import hashlib
 import json
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,10 +20,12 @@ from moebench.case import Case
 from moebench.program import Program
 from moebench.results.rows import Row
 from moebench.sim.rows import rows_of_replay, rows_without_number
+from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
 POOL_THRESHOLD = 8  # fewer distinct traces than this are not worth starting processes for
+_LONGEST_REASON = 300
 
 
 def trace_key(case: Case, ranks: int) -> str:
@@ -78,7 +82,7 @@ def run_cases(
 
 
 def _finished(
-    future: "Future[list[list[Row]]]", group: _Group, suite: Suite, traces: Path | None
+    future: Future[list[list[Row]]], group: _Group, suite: Suite, traces: Path | None
 ) -> list[list[Row]]:
     """The rows of a group; where the death of a process (out of memory) took the pool along, from one of its own."""
     try:
@@ -95,16 +99,18 @@ def _finished(
 def _pool(jobs: int) -> ProcessPoolExecutor:
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread, initargs=(os.getpid(),))
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread)
 
 
-def _one_thread(parent: int) -> None:
+def _one_thread() -> None:
     """Workers share the cores, one thread each, and end with the process that they work for."""
     import signal
 
     import torch
 
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    from moebench.stopping import end_with_parent
+
+    end_with_parent()
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle

@@ -1,5 +1,6 @@
 """The verbs of the command line, and what is the same for all of them."""
 
+import os
 import subprocess
 import sys
 
@@ -64,3 +65,27 @@ def test_it_runs_as_a_module():
     """`python -m moebench` is the same program."""
     done = subprocess.run([sys.executable, "-m", "moebench", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("moebench, version ")
+
+
+@pytest.mark.parametrize("arguments", [("list", "topologies"), ("claims", "--json")])
+def test_a_full_output_is_one_line(tmp_path, arguments):
+    """Where standard output takes nothing more: exit 2 and one line, no traceback."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "moebench", *arguments], stdout=full, stderr=subprocess.PIPE, text=True,
+            cwd=tmp_path, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "moebench: standard output: can't write: No space left on device\n"
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path):
+    """The reader has gone: the status of SIGPIPE, and not a word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "moebench", "list", "topologies"], stdout=writing, stderr=subprocess.PIPE, text=True,
+        cwd=tmp_path, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

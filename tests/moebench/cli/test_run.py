@@ -152,16 +152,17 @@ def start(folder, *arguments, pause_s="0", file_bytes=None):
     )
 
 
-def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_rows(in_folder):
-    """A real interrupt in the middle: exit 130, the command to go on, and equal rows in the end."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_resumes_to_the_same_rows(in_folder, number, status):
+    """A real Ctrl-C or SIGTERM in the middle: its exit status, the command to go on, and equal rows in the end."""
     process = start(in_folder, "run", "--suite", "smoke", "--out", "out", pause_s="0.2")
     results = in_folder / "out" / "results.jsonl"
     deadline = time.monotonic() + 120
     while not (results.exists() and results.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == status, err
     assert "moebench run --resume out" in err
     done = RunFolder.open(in_folder / "out").done()
     assert 0 < len(done) < 72
