@@ -261,6 +261,11 @@ def _conventions(experiment: Experiment, assumption: Assumption, filters: Filter
 
 def _check_names(suite: Suite, filters: Filters) -> None:
     """Refuse a filter that names nothing, listing what there is."""
+    if suite.reported is not None:
+        from moebench.claims.reported import papers
+
+        if suite.reported not in papers():
+            raise one_of("reported", suite.reported, papers(), _source(suite))
     experiments = chosen_experiments(suite, filters)
     gates = [name for e in experiments for g in e.gates for name in (g.label, g.name)]
     _known("gate", filters.gates, gates, suite)

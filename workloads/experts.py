@@ -7,7 +7,9 @@ import re
 
 from moebench.workloads.errors import InputError
 
-_TERM = re.compile(r"(?:(\d+)\s*\*\s*)?world|(\d+)")
+MOST_EXPERTS = 65_536
+
+_TERM = re.compile(r"(?:(\d{1,9})\s*\*\s*)?world|(\d{1,9})")
 _MAXIMUM = re.compile(r"max\((.*)\)")
 _ADVICE = "write a number, world, 2*world, or max(16, world)"
 
@@ -16,7 +18,7 @@ def experts_for(rule: str, world: int, where: str = "") -> int:
     """Experts E of a rule on `world` ranks.
 
     Raises:
-        InputError: the rule is not in the language, or gives no expert.
+        InputError: the rule is not in the language, or gives no expert or more than `MOST_EXPERTS`.
     """
     place = f"{where}: " if where else ""
     text = str(rule).strip()
@@ -27,6 +29,9 @@ def experts_for(rule: str, world: int, where: str = "") -> int:
     experts = max(_term(term.strip(), world, text, place) for term in terms)
     if experts < 1:
         raise InputError(f"{place}experts rule {text!r} gives no expert; {_ADVICE}")
+    if experts > MOST_EXPERTS:
+        ranks = "1 rank" if world == 1 else f"{world} ranks"
+        raise InputError(f"{place}experts rule {text!r} gives {experts} experts on {ranks}; at most {MOST_EXPERTS}")
     return experts
 
 

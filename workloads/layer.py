@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 ACTIVATIONS = ("relu", "gelu", "swiglu")
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 ROUTINGS = ("iid", "exact", "zipf", "trace")
+MOST_LOCAL_EXPERTS = 1024  # of a rank: far above any model, and what a layer may loop over
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class LayerWorkload:
             return f"experts = {self.experts}: at least one expert is needed"
         if self.experts % ranks:
             return f"experts = {self.experts} is not divisible by ranks = {ranks}"
+        if self.experts > MOST_LOCAL_EXPERTS * ranks:
+            return f"experts = {self.experts} on ranks = {ranks}: at most {MOST_LOCAL_EXPERTS} on a rank"
         if not 1 <= self.gate.top_k <= self.experts:
             return f"top_k = {self.gate.top_k} must be between 1 and experts = {self.experts}"
         if self.batch_size < 0 or self.sequence < 0:

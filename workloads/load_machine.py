@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from moebench.workloads.units import BYTES, FLOP, parse
 DEFAULT_CURVE = "memory"
 CURVE_NAMES = (DEFAULT_CURVE, *MEMORY_KINDS, *(f"product.{dtype}" for dtype in PEAK_DTYPES))
 _HIGHEST_SHARE = 100.0
+_ROUNDING = 1e-3  # of shares written with few digits
 
 Loaded = TypeVar("Loaded")
 
@@ -288,6 +290,12 @@ def _curve(name: str, model: CurveFile, file: TomlFile) -> Curve:
     for share in model.share:
         if not 0 < share <= _HIGHEST_SHARE:
             raise InputError(f"{where}: share {share:g} must be above 0 and at most {_HIGHEST_SHARE:g}")
+    for i, (earlier, later) in enumerate(pairwise(size / share for size, share in zip(at, model.share))):
+        if later < earlier * (1 - _ROUNDING):
+            raise InputError(
+                f"{where}: between {model.at[i]} and {model.at[i + 1]} the share grows faster than the size: "
+                "more work would take less time"
+            )
     return Curve(at, tuple(float(share) for share in model.share), model.status, model.source)
 
 

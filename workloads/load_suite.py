@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from zipfile import is_zipfile
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec, RoutingSpec
@@ -47,10 +48,15 @@ def gate_spec(label: str, where: str = "") -> GateSpec:
 
     if label in GATES:
         return GateSpec(label, GATES[label].default_top_k)
-    match = re.fullmatch(r"(.+)-([1-9]\d*)", label)
+    match = re.fullmatch(r"(.+)-([1-9]\d{0,5})", label)
     if match is None or match[1] not in GATES:
         raise one_of("gate", label, GATES, where)
-    return GateSpec(match[1], int(match[2]))
+    gate = GateSpec(match[1], int(match[2]))
+    if gate.label != label:  # its name would not tell it from the gate of the usual k
+        place = f"{where}: " if where else ""
+        hint = f"{match[1]} takes no number; topk does, such as topk-{match[2]}"
+        raise InputError(f"{place}unknown gate {label!r}: {hint}")
+    return gate
 
 
 def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> Experiment:
@@ -68,18 +74,22 @@ def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> Experiment
         batch_sizes=tuple(model.batch_sizes),
         sizes=tuple(model.sizes),
         node_types=tuple(model.node_types),
-        layer=_layer(model.layer, file.path),
+        layer=_layer(model.layer, file, index),
         conventions=tuple(model.conventions),
         sweep_gates=swept,
-        figure=dict(model.figure),
+        figure={} if model.figure is None else model.figure.model_dump(),
         not_published=tuple(model.not_published),
         caveats=tuple(model.caveats),
     )
 
 
-def _layer(model: LayerFile, path: Path) -> LayerShape:
+def _layer(model: LayerFile, file: TomlFile, index: int) -> LayerShape:
     routing = model.routing
-    trace = None if routing.path is None else str(path.parent / Path(routing.path).expanduser())
+    trace = None if routing.path is None else str(file.path.parent / Path(routing.path).expanduser())
+    if trace is not None and not (Path(trace).is_file() and is_zipfile(trace)):
+        reason = "is not a NumPy .npz file" if Path(trace).is_file() else "is not there"
+        place = file.where(["experiments", index, "layer", "routing", "path"])
+        raise InputError(f"{place}: the recorded routing {trace} {reason}")
     return LayerShape(
         d_model=model.d_model,
         d_ffn=model.d_ffn,

@@ -20,6 +20,9 @@ MEMORY_KINDS = tuple(
 LINK_KINDS = ("nvlink", "pcie", "shared-memory")
 
 
+_BOUNDS = {RATE: (1.0, 1e18), FLOP_RATE: (1.0, 1e24), BYTES: (0.0, 1e18), SHARE: (1e-6, math.inf), COUNT: (0.0, 1e6)}
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What a parameter of this name may be.
@@ -36,6 +39,14 @@ class Spec:
     least: float = 0.0
     most: float = math.inf
     zero_allowed: bool = False
+
+    def __post_init__(self) -> None:
+        """Bounds where none are given: beyond any machine, and what is computed from them stays finite."""
+        least, most = _BOUNDS.get(self.dimension, (0.0, math.inf))
+        if math.isinf(self.most):
+            object.__setattr__(self, "most", most)
+        if self.least == 0 and not self.zero_allowed:
+            object.__setattr__(self, "least", least)
 
 
 def _time(name: str, meaning: str, required: bool = True) -> Spec:

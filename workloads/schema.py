@@ -17,8 +17,10 @@ from moebench.workloads.machine import STATUSES
 from moebench.workloads.parameters import LINK_KINDS
 from moebench.workloads.toml_file import TomlFile
 
-SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
 CONVENTION_NAMES = ("common", "as-shipped")
+METRICS = ("step_time",)  # what an experiment compares
+FIGURE_KINDS = ("speedup",)  # what a report draws: speedup against batch size, a column a size, a row a gate
 HARDWARE_KINDS = ("gpu", "cpu")
 
 
@@ -87,7 +89,10 @@ GateLabel = Annotated[
     str, _pattern("a gate: write a name, or a name and its k such as topk-4", re.compile(r"[a-z][a-z0-9_-]*"))
 ]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[int, Field(ge=1)]
+# Upper bounds are far beyond any machine or model, and keep what is computed from them finite.
+Count = Annotated[int, Field(ge=1, le=2**16)]  # nodes, GPUs, NICs
+Width = Annotated[int, Field(ge=1, le=2**20)]  # dimensions of a model
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class ParameterFile(Strict):
@@ -133,10 +138,10 @@ class TopologyFile(Strict):
     extends: Extended | None = None
     title: Text | None = None
     hardware: Text | None = None
-    nodes: Positive | None = None
-    gpus_per_node: Positive | None = None
-    max_nodes: Positive | None = None
-    nics_per_node: Positive | None = None
+    nodes: Count | None = None
+    gpus_per_node: Count | None = None
+    max_nodes: Count | None = None
+    nics_per_node: Count | None = None
     link_kind: Annotated[str, _choice("link_kind", LINK_KINDS)] | None = None
     sizes: list[Size] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
@@ -147,8 +152,8 @@ class RoutingFile(Strict):
     """Where the tokens want to go."""
 
     kind: Annotated[str, _choice("routing", ROUTINGS)] = "iid"
-    seed: Annotated[int, Field(ge=0)] = 0
-    alpha: Annotated[Number, Field(ge=0)] = 1.0
+    seed: Seed = 0
+    alpha: Annotated[Number, Field(ge=0, le=100)] = 1.0
     path: Text | None = None
 
     @model_validator(mode="after")
@@ -162,15 +167,26 @@ class RoutingFile(Strict):
 class LayerFile(Strict):
     """The layer of an experiment."""
 
-    d_model: Positive
-    d_ffn: Positive
-    sequence: Annotated[int, Field(ge=0)]
+    d_model: Width
+    d_ffn: Width
+    sequence: Annotated[int, Field(ge=0, le=2**24)]
     dtype: Annotated[str, _choice("dtype", DTYPES)] = "fp32"
-    capacity_factor: Annotated[Number, Field(gt=0)] = 1.0
+    capacity_factor: Annotated[Number, Field(gt=0, le=1000)] = 1.0
     activation: Annotated[str, _choice("activation", ACTIVATIONS)] = "relu"
     experts: Annotated[list[ExpertsRule], Field(min_length=1)]
     input_gradient: Annotated[list[bool], Field(min_length=1)] = Field(default_factory=lambda: [True])
     routing: RoutingFile = Field(default_factory=RoutingFile)
+
+
+class FigureFile(Strict):
+    """The paper's figure, which the report draws again; axes and facets say what is drawn, and have one choice each."""
+
+    kind: Annotated[str, _choice("figure", FIGURE_KINDS)]
+    baseline: Name
+    x: Annotated[str, _choice("x", ("batch_size",))] = "batch_size"
+    y: Annotated[str, _choice("y", METRICS)] = "step_time"
+    column: Annotated[str, _choice("column", ("size",))] = "size"
+    row: Annotated[str, _choice("row", ("gate",))] = "gate"
 
 
 class ExperimentFile(Strict):
@@ -179,10 +195,10 @@ class ExperimentFile(Strict):
     name: Name
     title: Text
     question: Text
-    metric: Text
+    metric: Annotated[str, _choice("metric", METRICS)]
     systems: Annotated[list[Name], Field(min_length=1)]
     gates: Annotated[list[GateLabel], Field(min_length=1)]
-    batch_sizes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    batch_sizes: Annotated[list[Annotated[int, Field(ge=0, le=2**20)]], Field(min_length=1)]
     sizes: Annotated[list[Size], Field(min_length=1)]
     node_types: Annotated[list[Name], Field(min_length=1)]
     layer: LayerFile
@@ -190,9 +206,16 @@ class ExperimentFile(Strict):
         default_factory=lambda: ["common"]
     )
     sweep_gates: list[GateLabel] = Field(default_factory=list)
-    figure: dict[str, Text] = Field(default_factory=dict)
+    figure: FigureFile | None = None
     not_published: list[Text] = Field(default_factory=list)
     caveats: list[Text] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _compares_its_own_systems(self) -> Self:
+        if self.figure is not None and self.figure.baseline not in self.systems:
+            text = str(one_of("baseline", self.figure.baseline, self.systems, "figure"))
+            raise PydanticCustomError("baseline", "{text}", {"text": text})
+        return self
 
     @model_validator(mode="after")
     def _sweeps_its_own_gates(self) -> Self:
@@ -209,7 +232,7 @@ class SuiteFile(Strict):
     paper: Text
     reported: Name | None = None
     samples: Annotated[int, Field(ge=1, le=100_000)] = 256
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     experiments: Annotated[list[ExperimentFile], Field(min_length=1)]
 
     @model_validator(mode="after")

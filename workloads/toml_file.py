@@ -39,10 +39,10 @@ def read_toml(path: Path) -> TomlFile:
     """Read and parse `path`; its schema_version must be the one this version knows.
 
     Raises:
-        InputError: unreadable, not UTF-8, not TOML (with line and key), another schema_version.
+        InputError: unreadable, not UTF-8, not TOML (with line and key), beyond a parser, another schema_version.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of some systems put a byte-order mark first
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise InputError(f"{path}: cannot be read: {reason}") from None
@@ -50,6 +50,9 @@ def read_toml(path: Path) -> TomlFile:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(_explain_syntax(path, text, str(error))) from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, thousands of brackets
+        reason = "is nested too deeply" if isinstance(error, RecursionError) else f"cannot be read: {error}"
+        raise InputError(f"{path}: {reason}") from None
     file = TomlFile(path, text, data)
     version = data.pop("schema_version", None)
     if version is None:

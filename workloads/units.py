@@ -76,7 +76,7 @@ def parse(text: str | int | float, dimension: str, where: str = "") -> Quantity:
     match = _QUANTITY.fullmatch(written)
     if match is None:
         raise InputError(f"{place}{written!r} is not a quantity; write for example {_EXAMPLES[dimension]}")
-    number, unit = float(match[1]), match[2] or "1"
+    number, unit = float(match[1]), match[2].replace("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}") or "1"
     scale = _scale(unit, dimension, place, written)
     if not math.isfinite(number * scale):
         raise InputError(f"{place}{written} is not a finite number")

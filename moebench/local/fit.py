@@ -42,6 +42,13 @@ class Fit:
     curves: dict[str, FittedCurve] = field(default_factory=dict)
 
 
+def rising_curve(at: Sequence[float], share: Sequence[float]) -> FittedCurve:
+    """The curve through measured shares; where more work was measured to take less time, it takes as long."""
+    sizes = np.array(at, dtype=float)
+    times = np.maximum.accumulate(sizes / np.array(share))
+    return FittedCurve(tuple(at), tuple(map(float, sizes / times)))
+
+
 def range_of(repeats: Sequence[float]) -> Range:
     """Median, and least to largest repeat widened by their distance on either side.
 
@@ -95,7 +102,7 @@ def _fit_memory(found: Fit, messages: Sequence[Mapping[str, Any]], call_s: float
     for kind, by_size in rates.items():
         sizes = sorted(by_size)
         middle = [float(np.exp(np.mean(np.log(by_size[size])))) for size in sizes]
-        found.curves[kind] = FittedCurve(tuple(sizes), tuple(rate / bandwidth.value for rate in middle))
+        found.curves[kind] = rising_curve(sizes, [rate / bandwidth.value for rate in middle])
         found.parameters[f"gpu.efficiency.{kind}"] = _factor(kind, messages, dict(zip(sizes, middle)), call_s)
 
 
@@ -124,7 +131,7 @@ def _fit_products(found: Fit, messages: Sequence[Mapping[str, Any]], call_s: flo
             continue
         at = sorted(flops for (flops,) in by_flops)
         share = [median(m["flops"] / _device_s(m, call_s) for m in by_flops[(flops,)]) / peak.value for flops in at]
-        found.curves[f"product.{dtype}"] = FittedCurve(tuple(at), tuple(min(s, 1.0) for s in share))
+        found.curves[f"product.{dtype}"] = rising_curve(at, [min(s, 1.0) for s in share])
     found.parameters["gpu.product.bandwidth_share"] = _bandwidth_share(
         [m for m in narrow if m["dtype"] == "fp32"], found.parameters["gpu.memory.bandwidth"].value, call_s
     )

@@ -202,3 +202,17 @@ def test_two_machines_of_one_name_are_refused(tmp_path):
     assert machines(str(paths[0])) is first
     with pytest.raises(InputError, match=f"another machine of this run is named {first.name}"):
         machines(str(paths[1]))
+
+
+def test_reported_numbers_that_are_not_there_are_refused(hetu):
+    """Before anything runs: the name in a suite's `reported` must be one of the papers'."""
+    with pytest.raises(InputError, match=r"hetu\.toml: unknown reported 'nosuch'; choose one of: .*hetu"):
+        plan(replace(hetu, reported="nosuch"), Filters())
+
+
+def test_too_many_local_experts_are_refused(hetu):
+    """A rank's loop over its experts stays within bounds, whatever the rule says."""
+    (experiment,) = hetu.experiments
+    layer = replace(experiment.layer, experts=("16384",))
+    with pytest.raises(InputError, match="experts = 16384 on ranks = 8: at most 1024 on a rank"):
+        plan(replace(hetu, experiments=(replace(experiment, layer=layer),)), Filters(topologies=("1x8",), quick=True))

@@ -191,6 +191,7 @@ def test_the_error_names_the_line(tmp_path):
         (CURVES.replace('"1 MB", "16 MB"', '"16 MB", "1 MB"'), "at must rise"),
         (CURVES.replace('"1 MB", "16 MB"', '"1 MB"'), "at has 1 entries, share 2"),
         (CURVES.replace("0.5", "-0.5"), "must be above 0"),
+        (CURVES.replace("0.5", "0.05"), r'curves.memory: between 1 MB and 16 MB the share grows faster than the size'),
         (CURVES.replace("0.5", "nan"), "finite"),
         (CURVES.replace("curves.memory", "curves.memories"), "unknown curve 'memories'"),
         (CURVES.replace("curves.memory", "curves.copy"), "no curve of pointwise"),

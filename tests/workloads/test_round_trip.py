@@ -27,7 +27,8 @@ def parameters(draw, spec: Spec):
     if spec.dimension == COUNT:
         numbers = st.integers(1, 10_000).map(float)
     else:
-        numbers = st.floats(min_value=min(1e-6, most / 2), max_value=most * (1 - 1e-9))
+        least = max(min(1e-6, most / 2), spec.least * (1 + 1e-9) / scale)
+        numbers = st.floats(min_value=least, max_value=most * (1 - 1e-9))
     low, value, high = sorted(draw(st.tuples(numbers, numbers, numbers)))
     row = {"value": _text(value, unit), "status": status, "source": draw(texts)}
     if status == "datasheet":
@@ -56,6 +57,8 @@ def curves(draw):
     """A valid Curve over bytes, with the file's table for it."""
     at = sorted(draw(st.sets(st.integers(1, 10**12), min_size=1, max_size=5)))
     share = draw(st.lists(st.floats(0.001, 100), min_size=len(at), max_size=len(at)))
+    for i in range(1, len(at)):  # more bytes never take less time
+        share[i] = min(share[i], share[i - 1] * at[i] / at[i - 1])
     table = {"at": [f"{n} B" for n in at], "share": share, "status": "assumed", "source": draw(texts)}
     return Curve(tuple(map(float, at)), tuple(share), "assumed", table["source"]), table
 
@@ -115,24 +118,24 @@ layers = st.fixed_dictionaries(
         ),
     }
 )
+FIGURE = {"kind": "speedup", "x": "batch_size", "y": "step_time", "column": "size", "row": "gate"}
 experiments = st.fixed_dictionaries(
     {
         "name": plain,
         "title": texts,
         "question": texts,
-        "metric": texts,
+        "metric": st.just("step_time"),
         "systems": st.lists(plain, min_size=1, max_size=3),
         "gates": st.lists(st.sampled_from(["switch", "gshard", "topk-3", "topk-4"]), min_size=1, unique=True),
         "batch_sizes": st.lists(st.integers(0, 1024), min_size=1, max_size=4),
         "sizes": st.lists(st.sampled_from(["1x1", "2x8", "180x8"]), min_size=1, max_size=3),
         "node_types": st.lists(plain, min_size=1, max_size=3),
         "conventions": st.lists(st.sampled_from(["common", "as-shipped"]), min_size=1, max_size=2),
-        "figure": st.dictionaries(plain, texts, max_size=3),
         "not_published": st.lists(texts, max_size=2),
         "caveats": st.lists(texts, max_size=2),
         "layer": layers,
     }
-)
+).map(lambda drawn: drawn | {"figure": FIGURE | {"baseline": drawn["systems"][-1]}})
 
 
 @settings(max_examples=40)

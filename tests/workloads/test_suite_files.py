@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from moebench.workloads.errors import InputError
@@ -70,7 +71,14 @@ def test_a_rule_for_experts_may_be_a_number(tmp_path):
 def test_a_trace_is_found_beside_its_suite(tmp_path):
     """A relative path is read from the suite's folder."""
     layer = LAYER + '[experiments.layer.routing]\nkind = "trace"\npath = "routes.npz"\n'
-    suite = load_suite(str(written(tmp_path, suite_text(layer=layer))))
+    path = written(tmp_path, suite_text(layer=layer))
+    with pytest.raises(InputError, match=r"mine\.toml, line \d+: .*routing\.path: .*routes\.npz is not there"):
+        load_suite(str(path))
+    (tmp_path / "routes.npz").write_text("no archive")
+    with pytest.raises(InputError, match=r"routes\.npz is not a NumPy \.npz file"):
+        load_suite(str(path))
+    np.savez(tmp_path / "routes.npz", logits=np.zeros((4, 4)))
+    suite = load_suite(str(path))
     assert suite.experiments[0].layer.routing.path == str(tmp_path / "routes.npz")
 
 
@@ -84,6 +92,15 @@ def test_a_gate_label_names_its_choices():
         gate_spec("swich")
     with pytest.raises(InputError, match="unknown gate 'topk-0'"):
         gate_spec("topk-0")
+    with pytest.raises(InputError, match="unknown gate 'topk-9999999'"):
+        gate_spec("topk-9999999")
+
+
+@pytest.mark.parametrize("label", ["switch-3", "switch-1", "gshard-3"])
+def test_a_gate_of_a_fixed_k_takes_no_number(label):
+    """Its name would be that of the usual gate, and two cases would share it."""
+    with pytest.raises(InputError, match=f"unknown gate '{label}': [a-z]+ takes no number; topk does, such as topk-"):
+        gate_spec(label)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +109,25 @@ def test_a_gate_label_names_its_choices():
         ('gates = ["switch", "topk-2"]', 'gates = ["swich"]', "unknown gate 'swich' (did you mean switch?)"),
         ('gates = ["switch", "topk-2"]', 'gates = ["topk", "topk-2"]', "the same gate stands there twice"),
         ('gates = ["switch", "topk-2"]', "gates = []", "at least 1"),
+        ('gates = ["switch", "topk-2"]', 'gates = ["switch-3"]', "switch takes no number"),
+        ("d_model = 64", f"d_model = {10**30}", "1048576"),
+        ("d_ffn = 64", "d_ffn = 2000000", "less than or equal to 1048576, got 2000000"),
+        ("sequence = 16", "sequence = 10000000000", "less than or equal to 16777216"),
+        ("batch_sizes = [1]", "batch_sizes = [10000000]", "less than or equal to 1048576"),
+        ("d_ffn = 64", "d_ffn = 64\ncapacity_factor = 1e300", "less than or equal to 1000"),
+        ('"max(4, world)"', '"1000000*world"', "gives 1000000 experts on 1 rank; at most 65536"),
+        ('"max(4, world)"', "100000", "gives 100000 experts on 1 rank; at most 65536"),
+        ('"max(4, world)"', f'"{"9" * 5000}"', "is not understood"),
+        ('sizes = ["1x2"]', f'sizes = ["1x{"9" * 5000}"]', "is not a size"),
+        ("d_model = 64", f"d_model = {'9' * 5000}", "cannot be read"),
+        ("d_model = 64", f"d_model = {'[' * 3000}", "is nested too deeply"),
+        ('metric = "step_time"', 'metric = "speed"', "unknown metric 'speed'; choose one of: step_time"),
+        ("[experiments.layer]", '[experiments.figure]\nkind = "pie"\nbaseline = "reference"\n[experiments.layer]',
+         "unknown figure 'pie'; choose one of: speedup"),
+        ("[experiments.layer]", '[experiments.figure]\nkind = "speedup"\nbaseline = "tutel"\n[experiments.layer]',
+         "unknown baseline 'tutel'; choose one of: reference"),
+        ("[experiments.layer]", '[experiments.figure]\nkind = "speedup"\ncolour = "red"\n[experiments.layer]',
+         "unknown key 'colour'"),
         ("batch_sizes = [1]", "batch_sizes = [-1]", "greater than or equal to 0, got -1"),
         ("batch_sizes = [1]", 'batch_sizes = ["1"]', "valid integer, got '1'"),
         ("batch_sizes = [1]", "batch_size = [1]", "unknown key 'batch_size' (did you mean batch_sizes?)"),

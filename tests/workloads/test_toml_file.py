@@ -100,3 +100,12 @@ def test_any_text_parses_or_is_an_input_error(tmp_path_factory, text):
     else:
         message = file.where(["schema_version"])
     assert message.startswith(str(path))
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    """Some editors write one; lines are counted as without it."""
+    path = tmp_path / "a.toml"
+    path.write_bytes(b"\xef\xbb\xbfschema_version = 1\nname = 'x'\n")
+    file = read_toml(path)
+    assert file.data == {"name": "x"}
+    assert file.where(["name"]).endswith("a.toml, line 2: name")

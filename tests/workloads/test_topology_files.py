@@ -187,6 +187,13 @@ def test_an_override_is_exact_and_says_where_it_comes_from():
         ("nic.bandwidth", "-1 GB/s", "is negative"),
         ("nic.bandwidth", "", "is not a quantity"),
         ("fabric.share", "1.5", "too large"),
+        ("gpu.peak.fp32", "1e-300FLOP/s", "too small"),
+        ("gpu.peak.fp32", "1e300PFLOP/s", "is not a finite number"),
+        ("gpu.memory.bandwidth", "1e200B/s", "too large"),
+        ("link.bandwidth", "1e-300B/s", "too small"),
+        ("gpu.product.compute_share", "1e-300", "too small"),
+        ("gpu.l2", "1e200B", "too large"),
+        ("gpu.sms", "1e15", "too large"),
         ("fabric.share", "nan", "not a finite number"),
     ],
 )

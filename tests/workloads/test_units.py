@@ -90,3 +90,9 @@ def test_any_text_is_a_finite_number_or_an_input_error(text, dimension):
     except InputError:
         return
     assert math.isfinite(value)
+
+
+def test_both_letters_mu_mean_micro():
+    """Keyboards write the micro sign or the Greek letter, which look alike."""
+    for text in ("5\N{MICRO SIGN}s", "5 \N{GREEK SMALL LETTER MU}s", "5 us"):
+        assert parse_quantity(text, "time") == 5 * 1e-6

@@ -1,9 +1,11 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.calibrate import Calibration, hardware_toml, write_hardware
-from moebench.local.fit import fit, range_of
+from moebench.local.fit import fit, range_of, rising_curve
 from moebench.local.probes import MEMORY_KINDS
 from moebench.workloads.load import load_hardware
 
@@ -79,3 +81,14 @@ def test_the_file_is_the_same_for_the_same_fit():
     """Nothing but the measurement decides its text."""
     a, b = (hardware_toml(Calibration(fit(messages()), 2, seconds)) for seconds in (1.0, 2.0))
     assert a == b
+
+
+@given(st.lists(st.tuples(st.floats(1e3, 1e9), st.floats(1e-3, 1.0)), min_size=1, max_size=8))
+def test_more_work_never_takes_less_time(points):
+    """Wobbling measurements make no curve that a larger operator is faster on; shares are never raised."""
+    at = sorted({size for size, _ in points})
+    share = [share for _, share in points][: len(at)]
+    curve = rising_curve(at, share)
+    times = [size / one for size, one in zip(curve.at, curve.share)]
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(times))
+    assert all(one <= measured * (1 + 1e-9) for one, measured in zip(curve.share, share))
