@@ -119,7 +119,7 @@ def _this_machine() -> Finding:
     purpose = "engine local, topology 1x1-this-machine"
     if path.is_file():
         return Finding("calibration", True, False, str(path), purpose)
-    return Finding("calibration", False, False, f"no {path}", purpose, "run `moebench calibrate` (about a minute)")
+    return Finding("calibration", False, False, f"no {path}", purpose, "run `moebench calibrate` (2 to 6 minutes)")
 
 
 def _namespaces() -> Finding:

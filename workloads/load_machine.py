@@ -98,6 +98,11 @@ def load_topology(name: str) -> Topology:
     return _topology(_node_type_named(rest, name), *_numbers(size))
 
 
+def most_nodes(node_type: str) -> int:
+    """Most nodes of a node type that a topology may have."""
+    return _node_type_named(node_type, node_type).max_nodes
+
+
 def _first_size(node_type: NodeType) -> Topology:
     """The cluster that a file describes, or the first size that a node type lists."""
     if node_type.nodes is not None or not node_type.sizes:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from moebench.claims import verdict as v
+from moebench.claims.reported import BEST_OTHER, Claim
 
 # What each verdict means, as a legend says it.
 DEFINITIONS: Mapping[str, str] = {
@@ -21,6 +22,17 @@ _OUTCOMES = {
 _ASSUMPTIONS = {"gpu": "GPU", "experts": "number of experts", "input_gradient": "input gradient"}
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _A_GPU = re.compile(r"(?:(\d+)\s*\*\s*)?world")
+
+
+def claim_words(claim: Claim) -> str:
+    """What is claimed, without the number: `max step speedup of A against B, gate switch, batch size 32`."""
+    baseline = "the best other" if claim.baseline == BEST_OTHER else claim.baseline
+    metric = claim.experiment if claim.metric == "finding" else claim.metric
+    words = metric.replace("_", " ") + (f" of {claim.system}" if claim.system else "")
+    scope = [
+        value if key in ("scope", "gates") else f"{key.replace('_', ' ')} {value}" for key, value in claim.scope.items()
+    ]
+    return ", ".join([words + (f" against {baseline}" if baseline else ""), *scope])
 
 
 def outcome_words(word: str) -> str:

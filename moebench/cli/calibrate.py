@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Measure this machine's processor: products, memory, issue cost.
 
-    Takes a minute or two; keep the machine idle meanwhile. `1x1-this-machine` then names it as a topology: one rank
+    Takes 2 to 6 minutes, by machine; keep it idle meanwhile. `1x1-this-machine` then names it as a topology: one rank
     with a thread on each core that this process may use (`taskset -c 0 moebench calibrate` measures one core).
 
     With --emulate or --ranks: what ranks of this machine do, all of them busy at once, and their exchanges; they name
@@ -108,14 +108,11 @@ def _refuse_unwritable(path: Path) -> None:
 
 
 def _with_progress(measure: "Callable[[Heard], Calibration]") -> "Calibration":
-    """Run `measure(progress)` under a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    """Run `measure(progress)` and tell standard error how far it is."""
+    from moebench.cli.progress import Share
 
-    share, left = TextColumn("{task.percentage:3.0f} %"), TimeRemainingColumn()
-    with Progress(BarColumn(), share, left, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("calibrating", total=1.0)
-        return measure(lambda done: bar.update(task, completed=done))
+    with Share("calibrating") as share:
+        return measure(share)
 
 
 def _show(path: Path) -> None:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from moebench.claims.scoreboard import Score
     from moebench.results.store import RunFolder
 
+    Shown = tuple[RunFolder | None, list[Score]]
+
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path))
@@ -17,21 +19,51 @@ if TYPE_CHECKING:
 def command(run: Path | None, suite: str | None, as_json: bool) -> None:
     """Show claims: reported beside obtained, verdict and why.
 
-    RUN is a run folder. Without it, the newest run of each suite under runs/ counts, and claims of suites that were
-    never run are listed as `not run`.
+    RUN is a run folder. Without it, the newest finished run of each suite under runs/ counts, a quick or filtered one
+    too; which one that is stands on standard error. Claims of suites that were never run are listed as `not run`.
     """
-    from moebench.cli.tables import print_json, print_scores
+    from moebench.cli.score_table import print_scores
+    from moebench.cli.tables import print_json
 
-    scores = of_run(run, suite) if run else of_newest(suite)
+    shown = [of_run(run, suite)] if run else of_newest(suite)
+    for folder, scores in shown:
+        if folder is not None and (scores or run):
+            click.echo(described(folder), err=True)
+    scores = [score for _, scores in shown for score in scores]
     if as_json:
-        print_json([score.to_json() for score in scores])
+        print_json(
+            [
+                score.to_json() | {"run": str(folder.path) if folder else None}
+                for folder, scores in shown
+                for score in scores
+            ]
+        )
     elif scores:
         print_scores(scores)
     else:
         click.echo("no claims: this suite reproduces no paper")
 
 
-def of_run(run: Path, suite: str | None) -> "list[Score]":
+def described(folder: "RunFolder") -> str:
+    """Which run it is, and what of its suite it leaves out."""
+    from moebench.claims.scoreboard import what_if
+    from moebench.plan import QUICK_SAMPLES
+
+    filters = folder.filters
+    facts = [f"{folder.path}: {folder.suite.name}, {str(folder.record.get('created')).replace('T', ' ')}"]
+    if not folder.record.get("finished"):
+        facts.append("not finished")
+    if filters.quick:
+        facts.append(f"--quick (the first choice of every assumption, at most {QUICK_SAMPLES} draws)")
+    for name in ("experiments", "systems", "gates", "batch_sizes", "dtypes", "topologies"):
+        if wanted := getattr(filters, name):
+            facts.append(f"only {name.replace('_', ' ')} {', '.join(map(str, wanted))}")
+    if changed := what_if(folder):
+        facts.append(changed)
+    return "; ".join(facts)
+
+
+def of_run(run: Path, suite: str | None) -> "Shown":
     """The scores of one run."""
     from moebench.claims.scoreboard import scoreboard
     from moebench.results.store import RunFolder
@@ -40,11 +72,11 @@ def of_run(run: Path, suite: str | None) -> "list[Score]":
     folder = RunFolder.open(run)
     if suite is not None and suite != folder.suite.name:
         raise InputError(f"{run}: is a run of suite {folder.suite.name}, not of {suite}")
-    return scoreboard(folder.suite, folder)
+    return folder, scoreboard(folder.suite, folder)
 
 
-def of_newest(suite: str | None) -> "list[Score]":
-    """The scores of every paper, each from the newest finished run of its suite under runs/."""
+def of_newest(suite: str | None) -> "list[Shown]":
+    """The scores of every paper, each from the newest finished run of its suite under runs/, with that run."""
     from moebench.claims.reported import papers
     from moebench.claims.scoreboard import scoreboard, unscored
     from moebench.workloads.errors import one_of
@@ -54,14 +86,14 @@ def of_newest(suite: str | None) -> "list[Score]":
     if suite is not None and suite not in known:
         raise one_of("suite", suite, known)
     newest = newest_runs()
-    found = []
+    found: list[Shown] = []
     for name in [suite] if suite else known:
         if name in newest:
-            found += scoreboard(newest[name].suite, newest[name])
+            found.append((newest[name], scoreboard(newest[name].suite, newest[name])))
         elif name in suite_names():
-            found += scoreboard(load_suite(name))
+            found.append((None, scoreboard(load_suite(name))))
         else:
-            found += unscored(name)
+            found.append((None, unscored(name)))
     return found
 
 

@@ -6,27 +6,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from moebench.explain import Breakdown, Comparison, OperatorPart, RegionPart
 
+# Columns that a narrow terminal does without, the first ones first.
+SPARE = ("compute", "host", "exposed", "FLOPs", "bytes", "calls", "bound by", "of the difference")
+LEFT = ("region", "operator", "bound by")
 SHOWN_S = 0.5e-6  # shorter times would be written as 0.000 ms
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.argument("case")
+@click.argument("case", required=False)
 @click.argument("other", required=False, metavar="[CASE]")
 @click.option("--top", default=12, show_default=True, type=click.IntRange(1), help="Operators to list.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def command(run: Path, case: str, other: str | None, top: int, as_json: bool) -> None:
+def command(run: Path, case: str | None, other: str | None, top: int, as_json: bool) -> None:
     """Say where each millisecond of CASE of the run folder RUN goes; of two cases, what makes the difference.
 
-    CASE is a case's name, or a part of it that no other case has.
+    CASE is a case's name, or the end or another part of it that no other case has. Without CASE: the run's cases and
+    their step times.
     """
     from moebench.cli.tables import print_json
     from moebench.explain import compare
 
+    if case is None:
+        _list_cases(run, as_json)
+        return
     first = taken_apart(run, case)
     found = compare(first, taken_apart(run, other)) if other else first
     if as_json:
@@ -45,37 +50,52 @@ def taken_apart(run: Path, name: str) -> "Breakdown":
     return breakdown(recorded.case.name, recorded.programs, replay, recorded.moved_by(replay.step_time_s))
 
 
-def _show(found: "Breakdown | Comparison", top: int) -> None:
-    from rich.console import Console
+def _list_cases(run: Path, as_json: bool) -> None:
+    """Every case of a run with its step time, or why it has none."""
+    from moebench.cli.tables import print_json, print_table
+    from moebench.run import resume
 
-    from moebench.cli.tables import PIPE_WIDTH
+    job = resume(run)
+    rows = {row.case: row for row in job.folder.rows("step_time") if row.sample is None}
+    entries: list[dict[str, Any]] = []
+    for case in job.cases:
+        row = rows.get(case.name)
+        status = row.status if row else "not run yet"
+        entries.append(
+            {"name": case.name, "engine": case.engine, "status": status, "step_time_s": row.value if row else None}
+        )
+    if as_json:
+        print_json(entries)
+        return
+    cells = [[e["name"], e["engine"], _ms(e["step_time_s"]) if e["step_time_s"] else e["status"]] for e in entries]
+    print_table(["case", "engine", "step time"], cells)
+
+
+def _show(found: "Breakdown | Comparison", top: int) -> None:
+    from moebench.cli.tables import is_wrapped, output_width, wrapped
     from moebench.explain import Breakdown
     from moebench.explain_words import difference_words, words
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
     sentences = words(found) if isinstance(found, Breakdown) else difference_words(found)
     for sentence in sentences:
-        console.print(sentence, highlight=False, markup=False, soft_wrap=not console.is_terminal)
-    console.print()
+        click.echo(wrapped(sentence, output_width()) if is_wrapped() else sentence)
+    click.echo()
     if isinstance(found, Breakdown):
-        _print_parts(console, "region", found.regions, found)
-        _print_parts(console, "operator", found.operators[:top], found)
-        _print_rest(console, len(found.operators) - top)
+        _print_parts("region", found.regions, found)
+        _print_parts("operator", found.operators[:top], found)
     else:
-        _print_differences(console, found, top)
-        _print_rest(console, len(found.operators) - top)
+        _print_differences(found, top)
+    if len(found.operators) > top:
+        click.echo(f"{len(found.operators) - top} operators more: --top {len(found.operators)} lists all")
 
 
-def _print_parts(
-    console: "Console", title: str, parts: "tuple[RegionPart | OperatorPart, ...]", whole: "Breakdown"
-) -> None:
+def _print_parts(title: str, parts: "tuple[RegionPart | OperatorPart, ...]", whole: "Breakdown") -> None:
     """Compute, exposed communication, host and share of each part."""
     from moebench.explain import OperatorPart
     from moebench.quantities import amount
 
-    table = _table(title, "time", "share", "operators", "exposed", "host", *_counts(title))
+    columns = [title, "time", "share", "compute", "exposed", "host", *_counts(title)]
+    rows = []
     for part in parts:
         cells = [_ms(part.time_s), _percent(part.time_s, whole.step_s)]
         cells += [_ms(part.compute_s), _ms(part.exposed_s), _ms(part.host_s)]
@@ -84,42 +104,38 @@ def _print_parts(
             label = f"{part.name}  {part.region}, {part.phase}"
             moved = amount(part.sent_bytes, "B") if part.sent_bytes else amount(part.device_bytes, "B")
             cells += [str(part.calls), amount(part.flops, "FLOP") if part.flops else "", moved, _bound(part)]
-        table.add_row(label, *cells)
-    console.print(table)
-    console.print()
+        rows.append([label, *cells])
+    _print_fitting(columns, rows)
 
 
 def _counts(title: str) -> tuple[str, ...]:
     return ("calls", "FLOPs", "bytes", "bound by") if title == "operator" else ()
 
 
-def _print_differences(console: "Console", found: "Comparison", top: int) -> None:
+def _print_differences(found: "Comparison", top: int) -> None:
     """Regions, then operators, with both times."""
-    console.print(f"A = {found.first.case}\nB = {found.second.case}", highlight=False, markup=False)
-    console.print()
+    click.echo(f"A = {found.first.case}\nB = {found.second.case}\n")
     for title, differences in (("region", found.regions), ("operator", found.operators[:top])):
-        table = _table(title, "A", "B", "A less B", "share of the difference")
+        rows = []
         for d in differences:
             times = [_ms(part.time_s) if part else "not run" for part in (d.first, d.second)]
             share = _percent(d.delta_s, found.delta_s) if found.delta_s else ""
-            table.add_row(d.label, *times, _ms(d.delta_s), share)
-        table.add_row("step", _ms(found.first.step_s), _ms(found.second.step_s), _ms(found.delta_s), "", style="bold")
-        console.print(table)
-        console.print()
+            rows.append([d.label, *times, _ms(d.delta_s), share])
+        rows.append(["step", _ms(found.first.step_s), _ms(found.second.step_s), _ms(found.delta_s), ""])
+        _print_fitting([title, "A", "B", "A less B", "of the difference"], rows)
 
 
-def _print_rest(console: "Console", count: int) -> None:
-    if count > 0:
-        console.print(f"{count} operators more: --top {count + 1000} lists all", highlight=False)
+def _print_fitting(columns: list[str], rows: list[list[str]]) -> None:
+    """A table as wide as there is room for: columns are dropped, and named, before anything is broken."""
+    from moebench.cli.tables import chosen, fitting, output_width, table_lines, wrapped
 
-
-def _table(*columns: str) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i and column != "bound by" else "left", overflow="fold")
-    return table
+    kept = fitting(columns, rows, SPARE, output_width())
+    heading, *lines = table_lines(kept, chosen(columns, rows, kept), set(kept) - set(LEFT))
+    click.echo("\n".join([click.style(heading, bold=True), *lines]))
+    dropped = [title for title in columns if title not in kept]
+    if dropped:
+        click.echo(wrapped(f"(left out here: {', '.join(dropped)}; --json has all)", output_width()))
+    click.echo()
 
 
 def _bound(part: "OperatorPart") -> str:

@@ -46,11 +46,20 @@ def kernels() -> Entries:
 
 
 def topologies() -> Entries:
-    """Topologies that files list; other sizes of the same node types load as well."""
-    from moebench.workloads.load import load_topology, topology_names
+    """Topologies that files list; other sizes of the same node types load as well, up to `max_nodes`."""
+    from moebench.workloads.load import load_topology, most_nodes, topology_names
 
     loaded = [load_topology(name) for name in topology_names() if _is_there(load_topology, name)]
-    return [{"name": t.name, "title": t.title, "ranks": t.ranks, "hardware": t.hardware.name} for t in loaded]
+    return [
+        {
+            "name": t.name,
+            "title": t.title,
+            "ranks": t.ranks,
+            "hardware": t.hardware.name,
+            "max_nodes": most_nodes(t.node_type),
+        }
+        for t in loaded
+    ]
 
 
 def hardware() -> Entries:
@@ -65,9 +74,18 @@ def claims() -> Entries:
     """Reported numbers of every paper."""
     from moebench.claims.reported import claims_of, papers
     from moebench.claims.why import reported
+    from moebench.claims.words import claim_words
 
     return [
-        {"name": c.id, "paper": c.paper, "experiment": c.experiment, "reported": reported(c), "evidence": c.evidence}
+        {
+            "name": c.id,
+            "paper": c.paper,
+            "experiment": c.experiment,
+            "claim": claim_words(c),
+            "reported": reported(c),
+            "evidence": c.evidence,
+            "where": f"{c.where} ({c.note})" if c.is_independent else c.where,
+        }
         for paper in papers()
         for c in claims_of(paper)
     ]
@@ -78,7 +96,7 @@ def figures() -> Entries:
     from moebench.workloads.load import load_suite, suite_names
 
     return [
-        {"name": f"{suite.name}/{e.name}", "title": e.title, "question": e.question}
+        {"name": f"{suite.name}/{e.name}", "suite": suite.name, "title": e.title, "question": e.question}
         for suite in map(load_suite, suite_names())
         for e in suite.experiments
         if e.figure
@@ -99,6 +117,8 @@ def _is_there(load: Callable[[str], Any], name: str) -> bool:
     return True
 
 
+OF_A_SUITE = {"claims": "paper", "figures": "suite"}  # kinds that --suite narrows, by which key
+
 KINDS: dict[str, Callable[[], Entries]] = {
     kind.__name__: kind for kind in (suites, systems, gates, kernels, topologies, hardware, claims, figures)
 }
@@ -106,12 +126,15 @@ KINDS: dict[str, Callable[[], Entries]] = {
 
 @click.command()
 @click.argument("kind", type=click.Choice(list(KINDS)))
+@click.option("--suite", metavar="NAME", help="Only claims or figures of this suite.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: a list of objects with `name`.")
-def command(kind: str, as_json: bool) -> None:
+def command(kind: str, suite: str | None, as_json: bool) -> None:
     """List what there is of KIND."""
     from moebench.cli.tables import print_json, print_table
 
     entries = KINDS[kind]()
+    if suite is not None:
+        entries = _of_suite(entries, kind, suite)
     if as_json:
         print_json(entries)
     elif entries:
@@ -119,6 +142,19 @@ def command(kind: str, as_json: bool) -> None:
         print_table(columns, [[_text(entry[column]) for column in columns] for entry in entries])
     else:
         click.echo(f"no {kind}")
+
+
+def _of_suite(entries: Entries, kind: str, suite: str) -> Entries:
+    from moebench.workloads.errors import InputError, one_of
+    from moebench.workloads.load import suite_names
+
+    if kind not in OF_A_SUITE:
+        raise InputError(f"--suite narrows {' and '.join(OF_A_SUITE)}; {kind} belong to no suite")
+    key = OF_A_SUITE[kind]
+    known = sorted({*suite_names(), *(entry[key] for entry in entries)})
+    if suite not in known:
+        raise one_of("suite", suite, known)
+    return [entry for entry in entries if entry[key] == suite]
 
 
 def _text(value: Any) -> str:

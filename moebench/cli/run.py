@@ -12,7 +12,6 @@ from moebench.workloads.errors import InputError
 if TYPE_CHECKING:
     from moebench.case import Case
     from moebench.cluster.detect import Launched
-    from moebench.results.store import RunFolder
     from moebench.run import Outcome, Plan
     from moebench.workloads.machine import Topology
 
@@ -30,7 +29,7 @@ _CHOICES = {
 @click.command()
 @click.option("--suite", metavar="NAME|FILE", help="Suite by name, or a suite file of your own.")
 @click.option("--experiment", multiple=True, metavar="E", help="Only this experiment; repeatable, as all filters are.")
-@click.option("--system", multiple=True, metavar="S", help="Only this system; any registered one may join.")
+@click.option("--system", multiple=True, metavar="S", help="Only this system: any registered one.")
 @click.option("--gate", multiple=True, metavar="G", help="Only this gate.")
 @click.option("--batch-size", multiple=True, type=int, metavar="N", help="Only this batch size (sequences a rank).")
 @click.option("--dtype", multiple=True, metavar="D", help="Only experiments of this dtype.")
@@ -38,7 +37,8 @@ _CHOICES = {
     "--topology",
     multiple=True,
     metavar="T",
-    help="Only this topology (4x8-titan-rtx), size (4x8) or node type (titan-rtx); another one, or a file, joins.",
+    help="Only this topology (4x8-titan-rtx), size (4x8) or node type (titan-rtx) of the suite; any other topology, by "
+    "name or file, runs in place of the suite's.",
 )
 @click.option(
     "--engine",
@@ -170,6 +170,7 @@ def _resume(path: Path) -> int:
 
 
 def _execute(job) -> int:
+    from moebench.cli.conclusion import conclude
     from moebench.cli.progress import ProgressBar
     from moebench.run import execute
 
@@ -184,7 +185,7 @@ def _execute(job) -> int:
             err=True,
         )
         return outcome.exit_status
-    _conclude(job.folder)
+    conclude(job)
     return 0
 
 
@@ -195,27 +196,13 @@ def _show_outcome(outcome: "Outcome") -> None:
             click.echo(f"{count} {status}" + (f", such as {example}" if example else ""), err=True)
 
 
-def _conclude(folder: "RunFolder") -> None:
-    """The claims table and the report."""
-    from moebench.claims.scoreboard import scoreboard
-    from moebench.cli.report import write
-    from moebench.cli.tables import print_scores
-
-    scores = scoreboard(folder.suite, folder)
-    if scores:
-        print_scores(scores)
-    written = write(folder)
-    click.echo(f"results: {folder.results}")
-    click.echo(f"report: {written}")
-
-
 def _show_plan(ready: "Plan") -> None:
     from moebench.cli.tables import print_table
     from moebench.dryrun import estimates, total_s
 
     found = estimates(ready)
     print_table(
-        ["case", "engine", "time", "memory a rank"],
+        ["case", "engine", "time here", "memory a rank"],
         [[e.case.name, e.case.engine, _seconds(e.time_s), _memory(e.memory_bytes, e.status)] for e in found],
     )
     click.echo(f"{len(found)} cases, about {_seconds(total_s(found))} after the correctness check; nothing was written")

@@ -1,35 +1,18 @@
-"""Tables and JSON for the terminal: what several verbs print alike."""
+"""Text, tables and JSON for the terminal: what several verbs print alike. Nothing here breaks a name."""
 
 import json
 import math
-from collections.abc import Sequence
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
 
-from moebench.claims import verdict as v
-from moebench.claims.scoreboard import Score, summary
-from moebench.claims.why import quantity, reported
-
-PIPE_WIDTH = 160  # columns where there is no terminal
-LEAST_WIDTH = 120  # of a terminal that shows the reasons inside the table; below it they follow
-
-SYMBOLS = {
-    v.REPRODUCED: "✓",
-    v.DIRECTION_ONLY: "≈",
-    v.CONTRADICTED: "✗",
-    v.CALIBRATED: "≡",
-    v.DEPENDS: "◐",
-    v.NOT_RUN: "–",
-}
-_COLOURS = {
-    v.REPRODUCED: "green",
-    v.DIRECTION_ONLY: "yellow",
-    v.CONTRADICTED: "red",
-    v.CALIBRATED: "blue",
-    v.DEPENDS: "magenta",
-    v.NOT_RUN: "dim",
-}
+PIPE_WIDTH = 160  # columns where there is no terminal and COLUMNS says nothing
+GAP = "  "
 
 
 def print_json(document: Any) -> None:
@@ -37,52 +20,63 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(_finite(document), indent=1, allow_nan=False, default=str))
 
 
-def print_scores(scores: Sequence[Score]) -> None:
-    """The claims table, and how the null model does beside it."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
-    wide = console.width >= LEAST_WIDTH
-    symbols = SYMBOLS if (console.encoding or "").lower().startswith("utf") else {}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, justify in (("claim", "left"), ("reported", "right"), ("obtained", "right"), ("5-95 %", "right")):
-        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("verdict", no_wrap=True)
-    if wide:
-        table.add_column("why", overflow="fold")
-    for score in scores:
-        word = f"{symbols.get(score.verdict, '')} {score.verdict}".strip()
-        obtained = "" if score.obtained is None else quantity(score.claim, score.obtained)
-        verdict = Text(word, _COLOURS[score.verdict])
-        cells: list[Any] = [score.claim.id, reported(score.claim), obtained, _interval(score), verdict]
-        table.add_row(*cells, *([score.why] if wide else []))
-    console.print(table)
-    for score in [] if wide else scores:
-        console.print(f"{score.claim.id}: {score.why}", highlight=False)
-    counts = summary(scores)
-    console.print(
-        f"{counts['reproduced']} of {counts['judged']} judged claims reproduced "
-        f"(\"no difference\" would reproduce {counts['null_reproduced']}); "
-        f"{counts['claims'] - counts['judged']} not run",
-        highlight=False,
-    )
-
-
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A plain table, never cut: it is also what a pipe reads."""
-    widths = [max(len(title), *(len(row[i]) for row in rows), 0) for i, title in enumerate(columns)]
-    for line in (columns, *rows):
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+    for line in table_lines(columns, rows):
+        click.echo(line)
 
 
-def _interval(score: Score) -> str:
-    if score.low is None or score.high is None:
-        return ""
-    return f"{quantity(score.claim, score.low)} to {quantity(score.claim, score.high)}"
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:
+    """A heading and a line a row; the columns named in `right` end at the same place."""
+    widths = widths_of(columns, rows)
+    return [
+        GAP.join(
+            cell.rjust(width) if title in right else cell.ljust(width)
+            for title, cell, width in zip(columns, line, widths)
+        ).rstrip()
+        for line in (columns, *rows)
+    ]
+
+
+def widths_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Characters that each column needs."""
+    return [max(len(title), *(len(row[i]) for row in rows), 0) for i, title in enumerate(columns)]
+
+
+def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], width: int) -> list[str]:
+    """The columns that are left when as many of `spare`, in that order, are dropped as the width demands."""
+    needed = dict(zip(columns, widths_of(columns, rows)))
+    for title in spare:
+        if sum(needed.values()) + len(GAP) * (len(needed) - 1) <= width:
+            break
+        needed.pop(title, None)
+    return list(needed)
+
+
+def chosen(columns: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[str]) -> list[list[str]]:
+    """The cells of the columns that are kept."""
+    places = [columns.index(title) for title in kept]
+    return [[row[place] for place in places] for row in rows]
+
+
+def output_width() -> int:
+    """Columns of the terminal, or what COLUMNS says, or `PIPE_WIDTH`."""
+    if os.environ.get("COLUMNS", "").isdigit() and int(os.environ["COLUMNS"]):
+        return int(os.environ["COLUMNS"])
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+
+
+def is_wrapped() -> bool:
+    """Whether sentences break at the output's width: not in a pipe of which nobody said how wide it is."""
+    return sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """Lines of at most `width` characters, unless a single word is longer."""
+    return textwrap.fill(
+        text, max(width, 20), initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _finite(document: Any) -> Any:

@@ -6,12 +6,26 @@ import click
 
 from moebench.workloads.errors import InputError
 
+KINDS = ("hardware", "topology", "suite", "reported numbers", "run")  # how the line of each begins
+
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def command(file: Path) -> None:
-    """Check FILE: a suite, topology or hardware file (TOML), reported numbers (CSV), or a run folder."""
-    click.echo(check(file))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: an object with `name`, `kind` and `holds`.")
+def command(file: Path, as_json: bool) -> None:
+    """Check FILE: a suite, topology or hardware file (TOML), reported numbers (CSV), or a run folder.
+
+    Exits 2 with the first fault on standard error, and with --json nothing on standard output, where it is not valid.
+    """
+    from moebench.cli.tables import print_json
+
+    text = check(file)
+    if not as_json:
+        click.echo(text)
+        return
+    holds = text.removeprefix(f"{file}: ")
+    kind = next((kind for kind in KINDS if holds.startswith(kind)), "")
+    print_json({"name": str(file), "valid": True, "kind": kind, "holds": holds})
 
 
 def check(path: Path) -> str:

@@ -3,7 +3,7 @@
 import gzip
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 
 SHOWN = 8  # near names that an error lists
+NEAR = 0.75  # of a name's parts, on average; less alike is another name
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class RecordedCase:
 
 
 def load_case(run: Path, name: str) -> RecordedCase:
-    """The case of a run folder whose name is `name`, or the only one whose name contains it.
+    """The case of a run folder that `find_case` finds.
 
     Raises:
         InputError: no such run, no such case, several, or nothing was recorded for it.
@@ -83,21 +84,35 @@ def load_programs(traces: Path, case: Case, topology: Topology) -> tuple[Program
 
 
 def find_case(name: str, cases: Iterable[Case]) -> Case:
-    """The case of this name, or the only one whose name contains it.
+    """The case of this name; else the only one that ends with it, has it as whole parts, or contains it as text.
 
     Raises:
-        InputError: none or several; lists near ones.
+        InputError: none or several; lists them, or near ones.
     """
     by_name = {case.name: case for case in cases}
-    if name in by_name:
-        return by_name[name]
-    containing = [known for known in by_name if name in known]
-    if len(containing) == 1:
-        return by_name[containing[0]]
-    if containing:
-        raise InputError(f"{len(containing)} cases match {name!r}; say which: {_listed(containing)}")
-    near = get_close_matches(name, by_name, n=SHOWN, cutoff=0.3) or list(by_name)
-    raise InputError(f"no case matches {name!r}; near ones: {_listed(near)}")
+    whole = f"/{name.strip('/')}"
+    matches = (
+        [known for known in by_name if known == name],
+        [known for known in by_name if f"/{known}".endswith(whole)],
+        [known for known in by_name if f"{whole}/" in f"/{known}/"],
+        [known for known in by_name if name in known],
+    )
+    found = next(filter(None, matches), [])
+    if len(found) == 1:
+        return by_name[found[0]]
+    if found:
+        raise InputError(f"{len(found)} cases match {name!r}; say which: {_listed(found)}")
+    near = _near(name, list(by_name))
+    rest = f"near ones: {_listed(near)}" if near else f"none of the {len(by_name)} cases is near"
+    raise InputError(f"no case matches {name!r}; {rest}; `moebench explain RUN` lists all")
+
+
+def _near(name: str, known: list[str]) -> list[str]:
+    """Names each of whose parts is like one of the parts that were asked for, most alike first."""
+    asked = [part for part in name.lower().split("/") if part]
+    alike = {(a, b): SequenceMatcher(None, a, b).ratio() for a in asked for k in known for b in k.lower().split("/")}
+    scores = {k: sum(max(alike[a, b] for b in k.lower().split("/")) for a in asked) / len(asked or " ") for k in known}
+    return sorted((k for k in known if scores[k] >= NEAR), key=lambda k: -scores[k])[:SHOWN]
 
 
 def _listed(names: list[str]) -> str:

@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_explain_one_case(run_folder, capsys):
     assert status == 0
     assert "overall/switch/b8/1x8-titan-rtx/e16/deepspeed takes " in out
     assert "aten::bmm  dispatch, forward" in out
-    assert "operators more: --top" in out
+    assert "3 operators more: --top 4 lists all" in out
 
 
 def test_explain_two_cases(run_folder, capsys):
@@ -59,6 +60,31 @@ def test_explain_two_cases(run_folder, capsys):
     assert "times as long as hetumoe" in out
     assert "Only deepspeed runs operators worth" in out
     assert "not run" in out
+
+
+@pytest.mark.parametrize("width", [80, 90, 100])
+@pytest.mark.parametrize("cases", [("deepspeed",), ("deepspeed", "hetumoe")])
+def test_a_narrow_output_drops_columns_and_breaks_no_name(run_folder, capsys, monkeypatch, width, cases):
+    """COLUMNS holds in a pipe too; operators stay whole, and what was left out is named."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    _, out, _ = moebench(capsys, "explain", run_folder, *cases)
+    assert max(map(len, out.splitlines())) <= width
+    assert re.search(r"^aten::bmm  ?(in )?dispatch, forward ", out, re.MULTILINE)
+    assert ("left out here: compute" in out) == (len(cases) == 1)
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = moebench(capsys, "explain", run_folder, *cases)
+    assert "left out" not in out
+
+
+def test_without_a_case_the_cases_are_listed(run_folder, capsys):
+    """Names to copy, and what became of them."""
+    status, out, _ = moebench(capsys, "explain", run_folder)
+    assert status == 0
+    assert out.splitlines()[1].split() == [
+        "overall/switch/b8/1x8-titan-rtx/e16/deepspeed", "sim", "not", "run", "yet",
+    ]  # fmt: skip
+    _, out, _ = moebench(capsys, "explain", run_folder, "--json")
+    assert [entry["name"].rpartition("/")[2] for entry in json.loads(out)] == ["deepspeed", "hetumoe"]
 
 
 def test_explain_as_json(run_folder, capsys):
@@ -84,7 +110,7 @@ def test_trace_writes_a_timeline(run_folder, tmp_path, capsys):
     ("arguments", "text"),
     [
         (("explain", "nowhere", "x"), "no run here"),
-        (("explain", "{run}", "nothing-like-it"), "no case matches 'nothing-like-it'; near ones: overall/switch"),
+        (("explain", "{run}", "nothing-like-it"), "no case matches 'nothing-like-it'; none of the 2 cases is near"),
         (("explain", "{run}", "switch"), "2 cases match 'switch'"),
         (("trace", "{run}", "hetumoe", "-o", "{tmp}/missing/t.json"), "can't write"),
         (("trace", "{run}", "hetumoe"), "Missing option '-o'"),

@@ -32,6 +32,25 @@ def test_every_kind_lists_names(moebench, kind):
     assert [line.split()[0] for line in table[1:]] == names
 
 
+def test_claims_say_what_is_claimed_and_whose_it_is(moebench):
+    """The claim in words, its source, and only those of one suite where that is asked."""
+    said = moebench("list", "claims", "--suite", "hetu", "--json")
+    entries = {entry["name"]: entry for entry in json.loads(said.out)}
+    assert {entry["paper"] for entry in entries.values()} == {"hetu"}
+    assert entries["hetu-h1"]["claim"] == "step speedup of hetumoe against deepspeed, gate switch, batch size 32"
+    assert entries["hetu-c2"]["where"] == "Tutel issue #214, a maintainer (independent counter-evidence)"
+    assert "choose one of" in moebench.refused("list", "claims", "--suite", "hetumoe")
+    assert "belong to no suite" in moebench.refused("list", "gates", "--suite", "hetu")
+    figures = json.loads(moebench("list", "figures", "--suite", "hetu", "--json").out)
+    assert [entry["name"] for entry in figures] == ["hetu/overall"]
+
+
+def test_topologies_say_how_large_they_may_be(moebench):
+    """The most nodes of the node type, more than the listed sizes."""
+    entries = {entry["name"]: entry for entry in json.loads(moebench("list", "topologies", "--json").out)}
+    assert entries["4x8-titan-rtx"]["max_nodes"] == 128
+
+
 def test_an_unknown_kind_lists_the_kinds(moebench):
     """`list` of something else says what can be listed."""
     error = moebench.refused("list", "papers")

@@ -104,7 +104,7 @@ def test_a_dry_run_lists_and_writes_nothing(moebench, in_folder):
     said = moebench("run", "--suite", "smoke", "--gate", "switch", "--topology", "1x2", "--dry-run")
     assert said.status == 0
     lines = said.out.splitlines()
-    assert lines[0].split() == ["case", "engine", "time", "memory", "a", "rank"]
+    assert lines[0].split() == ["case", "engine", "time", "here", "memory", "a", "rank"]
     assert len(lines) == 1 + 8 + 1
     assert all(" sim " in line and "MiB" in line for line in lines[1:-1])
     assert lines[-1].startswith("8 cases, about ")

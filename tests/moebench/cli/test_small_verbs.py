@@ -27,6 +27,18 @@ def test_validate_says_what_a_file_holds(moebench, run):
     assert "run of suite smoke, finished: 24 of 24 cases, 48 rows" in moebench("validate", run).out
 
 
+def test_validate_as_json(moebench, run):
+    """One object: which file, what kind, what it holds; a fault leaves standard output empty."""
+    path = load_suite("smoke").source_path
+    found = json.loads(moebench("validate", path, "--json").out)
+    assert (found["name"], found["kind"], found["valid"]) == (path, "suite", True)
+    assert found["holds"].endswith("; 72 cases")
+    claims = json.loads(moebench("validate", claims_of("hetu")[0].file, "--json").out)
+    assert claims["kind"] == "reported numbers"
+    assert json.loads(moebench("validate", run, "--json").out)["kind"] == "run"
+    moebench.refused("validate", "absent.toml", "--json")
+
+
 def test_validate_plans_a_suite(moebench, in_folder):
     """A suite whose workload has no meaning is refused although its TOML is well formed."""
     text = Path(load_suite("smoke").source_path).read_text()

@@ -37,8 +37,22 @@ def test_an_unknown_name_lists_near_ones():
     """A typing error finds its way; no case at all is said too."""
     with pytest.raises(InputError, match=r"no case matches '.*deepsped'; near ones: overall/switch/b8/1x8"):
         find_case("overall/switch/b8/1x8-test/e8/deepsped", CASES)
-    with pytest.raises(InputError, match="near ones: none"):
+    with pytest.raises(InputError, match="near ones: overall/switch/b16/1x8-test/e8/hetumoe, "):
+        find_case("b16/1x8-test/hetumo", CASES)
+    with pytest.raises(InputError, match="none of the 3 cases is near; `moebench explain RUN` lists all"):
+        find_case("nothing-like-it", CASES)
+    with pytest.raises(InputError, match="none of the 0 cases is near"):
         find_case("x", [])
+
+
+def test_whole_parts_win_over_text():
+    """The end of a name, then whole parts of it, before text that another name also contains."""
+    both = [*CASES, case("deepspeed_sparse")]
+    assert find_case("switch/b8/1x8-test/e8/deepspeed", both) is CASES[0]
+    assert find_case("deepspeed", both) is CASES[0]
+    assert find_case("b1", [*CASES, case("hetumoe", 1)]).workload.batch_size == 1
+    with pytest.raises(InputError, match="3 cases match 'b8'"):
+        find_case("b8", both)
 
 
 def test_programs_come_back_as_they_were_stored(tmp_path):

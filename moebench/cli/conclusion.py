@@ -1,0 +1,43 @@
+"""What a finished run prints: step times, verdicts, where its files lie, and last what must not be overlooked."""
+
+from collections.abc import Sequence
+
+import click
+
+from moebench.claims.scoreboard import scoreboard
+from moebench.cli.report import write
+from moebench.cli.score_table import print_scores
+from moebench.cli.step_table import print_step_times
+from moebench.results.rows import Row
+from moebench.run import Job
+
+MEANINGS = {"wrong": "it does not compute what the reference computes", "failed": "it did not run to its end"}
+
+
+def conclude(job: Job) -> None:
+    """Print all of it, and write the report."""
+    folder = job.folder
+    rows = folder.rows("step_time")
+    print_step_times(job.cases, rows, str(folder.path))
+    scores = scoreboard(folder.suite, folder)
+    if scores:
+        click.echo()
+        print_scores(scores)
+    written = write(folder)
+    click.echo(f"results: {folder.results}")
+    click.echo(f"report: {written}")
+    for alarm in alarms(rows):
+        click.secho(alarm, err=True, fg="red", bold=True)
+
+
+def alarms(rows: Sequence[Row]) -> list[str]:
+    """A line for each system, status and reason of cases that are wrong or failed, in whichever session they ran."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.status in MEANINGS:
+            found.setdefault((row.system, row.status, row.reason), []).append(row.case)
+    return [
+        f"!! {system} is {status.upper()}: {MEANINGS[status]}. {len(cases)} case{'s' * (len(cases) > 1)} without a "
+        f"number, such as {cases[0]}: {reason}"
+        for (system, status, reason), cases in found.items()
+    ]

@@ -1,0 +1,71 @@
+"""The step times of a run as a table for the terminal: a line a point, a column a system, the fastest marked."""
+
+from collections.abc import Sequence
+
+import click
+
+from moebench.case import Case
+from moebench.cli.tables import chosen, fitting, output_width, table_lines
+from moebench.results.rows import CPU_BOUND, Row
+
+MOST_ROWS = 40
+FASTEST = "*"
+
+Key = tuple[str, str, str]  # point, engine, regime
+
+
+def print_step_times(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
+    """Step times where they are few; else how many there are, and how to list them."""
+    points = list(dict.fromkeys((case.point, case.engine) for case in cases))
+    if len(points) > MOST_ROWS:
+        click.echo(f"{len(points)} points, {len(cases)} cases: `moebench explain {run}` lists their step times")
+        return
+    columns, lines = step_times(cases, rows)
+    systems = columns[2:] if "engine" in columns else columns[1:]
+    kept = fitting(columns, lines, ("engine",), output_width())
+    click.echo("ms a step" + _how(rows))
+    for line in table_lines(kept, chosen(columns, lines, kept), systems):
+        click.echo(line)
+
+
+def step_times(cases: Sequence[Case], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Columns and lines: the point (and the engine, where there are several), then a cell a system."""
+    summaries = [row for row in rows if row.metric == "step_time" and row.sample is None]
+    systems = list(dict.fromkeys(case.system for case in cases))
+    points = {case.name: case.point for case in cases}
+    regimes = {row.detail.get("regime", "") for row in summaries}
+    engines = {row.engine for row in summaries}
+    found: dict[Key, dict[str, Row]] = {}
+    for row in summaries:
+        regime = row.detail.get("regime", "") if len(regimes) > 1 else ""
+        found.setdefault((points.get(row.case, row.case), row.engine, regime), {})[row.system] = row
+    columns = ["point", *(["engine"] if len(engines) > 1 else []), *systems]
+    lines = []
+    for (point, engine, regime), by_system in found.items():
+        name = f"{point} ({regime})" if regime else point
+        fastest = min((row.value for row in by_system.values() if _counts(row)), default=None)
+        cells = [_cell(by_system.get(system), fastest) for system in systems]
+        lines.append([name, *([engine] if len(engines) > 1 else []), *cells])
+    return columns, lines
+
+
+def _counts(row: Row) -> bool:
+    return row.value is not None and row.detail.get("mark") != CPU_BOUND
+
+
+def _cell(row: Row | None, fastest: float | None) -> str:
+    if row is None:
+        return ""
+    if row.value is None:
+        return row.status
+    ms = f"{row.value * 1e3:,.4g}"
+    if not _counts(row):
+        return f"{row.detail['mark']} {ms} "
+    return ms + (FASTEST if row.value == fastest else " ")
+
+
+def _how(rows: Sequence[Row]) -> str:
+    """What a number is, by engine."""
+    engines = {row.engine for row in rows}
+    says = ["nominal machine in sim"] * ("sim" in engines) + ["median where measured"] * bool(engines - {"sim"})
+    return f" ({', '.join([*says, f'{FASTEST} the fastest'])}):"
