@@ -1,15 +1,18 @@
 """Suite files into the dataclasses of moebench.workloads.suite."""
 
+import json
 import re
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from zipfile import is_zipfile
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec, RoutingSpec
 from moebench.workloads.places import SUITES, find, names
-from moebench.workloads.schema import ExperimentFile, LayerFile, SuiteFile, parse_file
+from moebench.workloads.schema import ExperimentFile, LayerFile, SuiteFile, check_data, parse_file
 from moebench.workloads.suite import Experiment, LayerShape, Suite
-from moebench.workloads.toml_file import TomlFile, read_toml
+from moebench.workloads.toml_file import TomlFile, dotted, read_toml
 
 
 def suite_names() -> tuple[str, ...]:
@@ -36,6 +39,29 @@ def load_suite(name: str) -> Suite:
         seed=model.seed,
         source_path=str(path),
     )
+
+
+def check_suite(suite: Suite, where: str) -> None:
+    """Refuse a suite that no file can have made, such as one of a run folder that was changed by hand.
+
+    Raises:
+        InputError: the first fault, as for a file.
+    """
+    data = to_file(suite)
+    check_data(SuiteFile, data, lambda keys: f"{where}.{dotted(keys)}" if keys else where)
+    for experiment in suite.experiments:
+        for gate in experiment.gates:
+            gate_spec(gate.label, f"{where}.experiments.{experiment.name}")
+
+
+def to_file(suite: Suite) -> dict[str, Any]:
+    """What a suite file says, from the suite that was loaded from it."""
+    data = json.loads(json.dumps(asdict(suite)))
+    del data["name"], data["source_path"]
+    for experiment, loaded in zip(data["experiments"], suite.experiments):
+        experiment["gates"] = [gate.label for gate in loaded.gates]
+        experiment["figure"] = experiment["figure"] or None
+    return data
 
 
 def gate_spec(label: str, where: str = "") -> GateSpec:

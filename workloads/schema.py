@@ -4,7 +4,7 @@ The models stay at the file boundary: moebench.workloads.load turns them into th
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -253,20 +253,29 @@ def parse_file(model: type[Model], file: TomlFile) -> Model:
     Raises:
         InputError: one line with file, line, key and what is allowed, about the first fault.
     """
+    return check_data(model, file.data, file.where)
+
+
+def check_data(model: type[Model], data: Mapping[str, Any], where: Callable[[Sequence[str | int]], str]) -> Model:
+    """The model of what a file holds; `where` says file and line of a key path.
+
+    Raises:
+        InputError: as `parse_file`.
+    """
     try:
-        return model.model_validate(file.data)
+        return model.model_validate(data)
     except ValidationError as error:
-        raise InputError(_explain(file, error.errors()[0])) from None
+        raise InputError(_explain(where, error.errors()[0])) from None
 
 
-def _explain(file: TomlFile, fault: Mapping[str, Any]) -> str:
+def _explain(where: Callable[[Sequence[str | int]], str], fault: Mapping[str, Any]) -> str:
     """One fault as a line of text."""
     keys = fault["loc"]
     context = fault.get("ctx", {})
     if fault["type"] == "missing":
-        return f"{file.where(keys[:-1])}: missing key {keys[-1]}"
+        return f"{where(keys[:-1])}: missing key {keys[-1]}"
     if fault["type"] == "unknown_key":
-        return f"{file.where([*keys, context['key']])}: {context['text']}"
+        return f"{where([*keys, context['key']])}: {context['text']}"
     message = context.get("text") or fault["msg"][0].lower() + fault["msg"][1:]
     given = "" if "text" in context or isinstance(fault["input"], (dict, list)) else f", got {fault['input']!r}"
-    return f"{file.where(keys)}: {message}{given}"
+    return f"{where(keys)}: {message}{given}"

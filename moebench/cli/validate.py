@@ -60,9 +60,17 @@ def _planned(path: Path) -> str:
 
 
 def _run(path: Path) -> str:
+    from moebench.results.lines import repeated
     from moebench.results.store import RunFolder
 
     folder = RunFolder.open(path)
+    _ = folder.filters, folder.topologies  # each refuses what it can't read
+    twice = repeated(folder.results)
+    if twice is not None:
+        raise InputError(
+            f"{folder.results}, line {twice[0]}: the case {twice[1]} stands there a second time; every reader takes "
+            "the first"
+        )
     rows = folder.rows()
     cases = len({row.case_hash for row in rows})
     state = "finished" if folder.record.get("finished") else "not finished"

@@ -6,7 +6,7 @@ Apart from the store because the suite, the filters and the machines of a run al
 import types
 from collections.abc import Mapping, Sequence
 from collections.abc import Mapping as AbstractMapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -67,12 +67,15 @@ def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
     unknown = sorted(set(data) - known)
     if unknown:
         raise ValueError(f"{where}: unknown key {unknown[0]!r}")
+    missing = [f.name for f in fields(kind) if f.init and f.name not in data and _is_needed(f)]
+    if missing:
+        raise ValueError(f"{where}: missing key {missing[0]!r}")
     hints = _hints(kind)
-    values = {name: _build(hints[name], value, f"{where}.{name}") for name, value in data.items()}
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"{where}: {error}") from None
+    return kind(**{name: _build(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _is_needed(field: Field) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _expect(right: bool, where: str, what: str, data: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from moebench.plan import Filters
 from moebench.results import lines
 from moebench.results.plain import from_plain, to_plain
+from moebench.results.record import check_record
 from moebench.results.rows import Row
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Hardware, Topology
@@ -85,6 +86,8 @@ class RunFolder:
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             hint = f"; continue it with --resume {path}" if (path / RUN_FILE).exists() else ""
+            if not path.is_dir():
+                raise InputError(f"{path}: is a file, and a run needs a folder; choose another with --out")
             raise InputError(f"{path}: the output folder is not empty{hint}; choose another with --out")
         folder = cls(path, record)
         made = [p for p in (path, *path.parents) if not p.exists()]
@@ -102,18 +105,19 @@ class RunFolder:
         """An existing run.
 
         Raises:
-            InputError: there is none, or a version of moebench wrote it that this one doesn't know.
+            InputError: there is none, it isn't what moebench writes, or of a version that this one doesn't know.
         """
         file = path / RUN_FILE
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             raise InputError(f"{path}: no run here (no {RUN_FILE})") from None
-        except (ValueError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{file}: not a JSON document: {error}") from None
         except OSError as error:
             raise InputError(f"{file}: {error.strerror}") from None
         lines.check_version(record.get("schema_version") if isinstance(record, dict) else None, file)
+        check_record(record, str(file))
         return cls(path, record)
 
     @cached_property
@@ -224,7 +228,8 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace a file by `text` in one step."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(scratch, "w", encoding="utf-8") as file:
+        # A path that is not UTF-8 comes from the system as surrogates, which go back to the same bytes.
+        with open(scratch, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

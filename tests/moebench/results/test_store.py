@@ -293,3 +293,52 @@ def test_a_case_that_stands_there_twice_counts_once(job):
     assert job.folder.rows() == [*rows(job, 0), *rows(job, 1)]
     assert len(table(job.folder)) == 4
     assert lines.repeated(job.folder.results) == (6, job.cases[0].name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r.pop("engine"), "missing key 'engine'"),
+        (lambda r: r.pop("resumed"), "resumed"),
+        (lambda r: r.pop("environment"), "environment"),
+        (lambda r: r.pop("created"), "created"),
+        (lambda r: r.update(created="yesterday"), "yesterday"),
+        (lambda r: r.update(cases="many"), r"cases: expected int, found 'many'"),
+        (lambda r: r.update(cases=-1), r"cases: -1 is negative"),
+        (lambda r: r.update(engine="warp"), r"unknown engine 'warp'; choose one of: "),
+        (lambda r: r.update(environment=[]), r"environment: expected an object, found \[\]"),
+        (lambda r: r.update(environment={}), r"environment: .*moebench"),
+        (lambda r: r["environment"].update(gpus=5), r"environment\.gpus: expected a list, found 5"),
+        (lambda r: r["suite"].update(samples=-5), r"suite\.samples: .*greater than or equal to 1, got -5"),
+        (lambda r: r["suite"].update(seed="x"), r"suite\.seed: expected int, found 'x'"),
+        (lambda r: r["suite"].update(experiments=[]), r"suite\.experiments: .*at least 1"),
+        (lambda r: r["suite"]["experiments"][0].update(sizes=["axb"]), r"sizes\[0\]: 'axb' is not a size"),
+        (lambda r: r["suite"]["experiments"][0]["gates"][0].update(name="none"), "unknown gate 'none'"),
+        (lambda r: r["suite"]["experiments"][0]["layer"].update(experts=["foo"]), "experts rule 'foo'"),
+        (lambda r: r.update(hardware=[]), r"hardware: expected an object, found \[\]"),
+        (lambda r: r.update(colour="red"), "unknown key 'colour'"),
+    ],
+)
+def test_a_record_changed_by_hand_is_one_error_when_it_is_opened(job, change, words):
+    """The error names the file and the key, whichever command opens the run."""
+    file = job.folder.path / "run.json"
+    record = json.loads(file.read_text())
+    change(record)
+    file.write_text(json.dumps(record))
+    with pytest.raises(InputError, match=rf"run\.json: .*({words})") as caught:
+        RunFolder.open(job.folder.path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_text_with_a_path_that_is_not_utf_8_is_written(tmp_path):
+    """Such a path comes from the system as surrogates; the same bytes go into the file."""
+    name = os.fsdecode(b"run-\xff")
+    store.write_atomically(tmp_path / "a.html", f"see {name}")
+    assert (tmp_path / "a.html").read_bytes() == b"see run-\xff"
+
+
+def test_an_output_that_is_a_file_is_called_one(tmp_path, job):
+    """Not "a folder that is not empty"."""
+    (tmp_path / "passwd").write_text("x")
+    with pytest.raises(InputError, match="passwd: is a file, and a run needs a folder"):
+        RunFolder.create(tmp_path / "passwd", dict(job.folder.record))

@@ -1,0 +1,38 @@
+"""`validate` of a run folder: whatever a reader would stumble over is named."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def run(fake, moebench, in_folder):
+    """A finished run of one gate of smoke."""
+    assert moebench("run", "--suite", "smoke", "--gate", "switch", "--out", "out").status == 0
+    return Path("out")
+
+
+def test_a_case_that_stands_there_twice_is_named(moebench, run):
+    """Two runs' rows in one file: the line, and which of them counts; the report takes the first all the same."""
+    results = run / "results.jsonl"
+    results.write_text(2 * results.read_text())
+    said = moebench.refused("validate", run)
+    assert "results.jsonl, line 50: the case tiny/switch/" in said
+    assert "stands there a second time; every reader takes the first" in said
+    assert moebench("report", run).status == 0
+
+
+def test_a_record_changed_by_hand_is_refused_by_every_verb(moebench, run):
+    """One line with file and key, no traceback."""
+    record = run / "run.json"
+    record.write_text(record.read_text().replace('"cases": ', '"cases": "many", "no": '))
+    for arguments in (("validate", run), ("report", run), ("claims", run), ("run", "--resume", run)):
+        assert "run.json: unknown key 'no'" in moebench.refused(*arguments)
+
+
+def test_a_results_file_that_is_a_folder_is_refused_by_every_verb(moebench, run):
+    """The system's reason, in one line."""
+    (run / "results.jsonl").unlink()
+    (run / "results.jsonl").mkdir()
+    for arguments in (("validate", run), ("run", "--resume", run)):
+        assert "Is a directory" in moebench.refused(*arguments)
