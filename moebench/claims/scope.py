@@ -62,12 +62,12 @@ def points(claim: Claim, experiment: Experiment) -> list[tuple[Assumption, list[
     for what, found in (("gate", gates), ("batch size", batch_sizes), ("topology", sizes), ("dtype", dtypes)):
         if not found:
             raise CantAnswer(f"experiment {experiment.name} has no {what} of the claim's scope")
-    found: dict[tuple[Point, ...], Assumption] = {}
+    distinct: dict[tuple[Point, ...], Assumption] = {}
     for assumption in assumptions(experiment, experiment.node_types):
         if assumption.is_default or all({g.label, g.name} & set(experiment.sweep_gates) for g in gates):
             its_points = _points(experiment, assumption, gates, batch_sizes, sizes)
-            found.setdefault(tuple(its_points), assumption)
-    return [(assumption, list(its_points)) for its_points, assumption in found.items()]
+            distinct.setdefault(tuple(its_points), assumption)
+    return [(assumption, list(its_points)) for its_points, assumption in distinct.items()]
 
 
 def _points(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from moebench.claims.scoreboard import scoreboard
+from moebench.claims.scoreboard import scoreboard, what_if
 from moebench.cli.report import write
 from moebench.cli.score_table import print_scores
 from moebench.cli.step_table import print_step_times
@@ -18,6 +18,8 @@ def conclude(job: Job) -> None:
     """Print all of it, and write the report."""
     folder = job.folder
     rows = folder.rows("step_time")
+    if changed := what_if(folder):
+        click.echo(changed)
     print_step_times(job.cases, rows, str(folder.path))
     scores = scoreboard(folder.suite, folder)
     if scores:

@@ -43,7 +43,7 @@ def step_times(cases: Sequence[Case], rows: Sequence[Row]) -> tuple[list[str], l
     lines = []
     for (point, engine, regime), by_system in found.items():
         name = f"{point} ({regime})" if regime else point
-        fastest = min((row.value for row in by_system.values() if _counts(row)), default=None)
+        fastest = min((r.value for r in by_system.values() if r.value is not None and _counts(r)), default=None)
         cells = [_cell(by_system.get(system), fastest) for system in systems]
         lines.append([name, *([engine] if len(engines) > 1 else []), *cells])
     return columns, lines

@@ -64,6 +64,8 @@ def test_a_run_of_ones_own_suite_shows_its_step_times(fake, moebench, in_folder)
     said = moebench("run", "--suite", "mine.toml", "--out", "out")
     assert said.out.count("tiny/") == 18
     assert "*" in said.out
+    said = moebench("run", "--suite", "smoke", "--set", "nic.bandwidth=9GB/s", "--gate", "switch", "--out", "changed")
+    assert said.out.startswith("what if nic.bandwidth=9GB/s\n")
     said = moebench("run", "--suite", "hetu", "--quick", "--out", "many")
     assert "48 points, 144 cases: `moebench explain many` lists their step times" in said.out
     assert len(moebench("explain", "many").out.splitlines()) == 145
