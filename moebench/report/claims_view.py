@@ -8,9 +8,10 @@ import pandas as pd
 
 from moebench.claims import verdict as v
 from moebench.claims.query import Condition, Obtained
-from moebench.claims.reported import BEST_OTHER, RATIO, Claim
+from moebench.claims.reported import RATIO, Claim
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantity, reported
+from moebench.claims.words import claim_words, experts_words, factor_words, level_words
 from moebench.report.figures import deciding_figure, map_figure
 from moebench.report.machines_view import meaning
 from moebench.report.parts import Figure, Table, figure, interval, listed, number, percent, times
@@ -25,7 +26,6 @@ LOOKS: Mapping[str, tuple[str, str]] = {
     v.DEPENDS: ("open", "◐"),
     v.NOT_RUN: ("idle", "○"),
 }
-ASSUMPTION_WORDS = {"gpu": "GPU", "experts": "experts", "input_gradient": "input gradient"}
 
 
 def card(score: Score, default: Condition | None) -> dict[str, str]:
@@ -60,19 +60,16 @@ def own_interval(default: Condition | None, unit: str = "x") -> str:
         return ""
     values = default.values[default.sampled]
     known = values[~np.isnan(values)]
-    return interval(*np.percentile(known, (5, 95)), unit) if known.size > 1 else ""
+    if known.size < 2:
+        return ""
+    low, high = np.percentile(known, (5, 95))
+    return interval(float(low), float(high), unit)
 
 
 def sentence(claim: Claim) -> str:
-    """A claim in words: `step speedup of A over B (gate switch, batch size 32)`."""
-    metric = claim.metric.replace("_", " ").removeprefix("max ").removeprefix("min ").removeprefix("mean ")
-    baseline = "the best other" if claim.baseline == BEST_OTHER else claim.baseline
-    over = f" against {baseline}" if baseline else ""
-    scope = ", ".join(
-        value if key in ("scope", "gates") else f"{key.replace('_', ' ')} {value}" for key, value in claim.scope.items()
-    )
-    of = f" of {claim.system}" if claim.system else ""
-    return f"{metric[:1].upper()}{metric[1:]}{of}{over}" + (f" ({scope})" if scope else "")
+    """What is claimed, as a heading."""
+    words = claim_words(claim)
+    return words[:1].upper() + words[1:]
 
 
 def not_run_table(scores: Sequence[Score]) -> Table:
@@ -157,10 +154,8 @@ def _condition_frame(score: Score, conditions: Sequence[Any]) -> pd.DataFrame:
 
 
 def _condition_label(entry: Mapping[str, Any]) -> str:
-    experts = str(entry["experts"]).replace("world", "GPUs").replace("2*GPUs", "2 a GPU")
-    experts = "1 a GPU" if experts == "GPUs" else experts
-    gradient = str(entry["input_gradient"]).lower() in ("true", "yes")
-    return f"experts: {experts}; input gradient: {'yes' if gradient else 'no'}"
+    gradient = "with" if str(entry["input_gradient"]).lower() in ("true", "yes") else "no"
+    return f"experts {experts_words(entry['experts'])}, {gradient} input gradient"
 
 
 def _map_finding(score: Score) -> str:
@@ -228,16 +223,22 @@ def _map_table(score: Score) -> Table:
 def _influence_table(score: Score) -> Table:
     rows = [
         [
-            ASSUMPTION_WORDS.get(entry["name"], entry["name"]),
+            factor_words(entry["name"]),
             _what_it_is(entry["name"], entry["status"]),
             percent(entry["eta_squared"]),
-            "; ".join(f"{level}: {percent(share)}" for level, share in entry["contrast"].items()),
+            _contrast(entry),
         ]
         for entry in score.decides
+        if entry.get("significant", True)
     ]
     outcome = v.REPRODUCED if score.shares.get(v.REPRODUCED) else next(iter(score.shares), "")
     columns = ["factor", "what it is", "variation explained", f"share of draws “{outcome}”"]
     return Table(columns, rows, "Factors that move the outcome, strongest first", frozenset(["variation explained"]))
+
+
+def _contrast(entry: Mapping[str, Any]) -> str:
+    shares = entry["contrast"].items()
+    return "; ".join(f"{level_words(entry['name'], level)}: {percent(share)}" for level, share in shares)
 
 
 def _what_it_is(name: str, status: str) -> str:

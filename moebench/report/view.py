@@ -8,6 +8,7 @@ from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score, scoreboard
 from moebench.claims.verdict import NOT_RUN
 from moebench.claims.why import quantity, reported
+from moebench.claims.words import DEFINITIONS
 from moebench.report.claims_view import (
     assumed_share,
     card,
@@ -28,11 +29,9 @@ from moebench.workloads.machine import Parameter
 METRICS = ("step_time", "peak_memory", "flops")
 
 READING = (
-    "A verdict is computed from the rows of this run, never typed. “reproduced”: at least 90 % of the draws are within "
-    "15 % of the reported value; the error of a speedup is taken on its gain, so that 1.02x does not reproduce 1.13x. "
-    "“direction only”: the same winner by another margin. “contradicted”: the other winner, or a bound that does not "
-    "hold. “depends”: the draws disagree, and the map says on what. “calibrated”: a parameter was fitted to the "
-    "claim's own data. “not run”: and what it would need.",
+    "A verdict is computed from the rows of this run, never typed; it needs 90 % of the draws. "
+    + " ".join(f"“{word}”: {meaning}." for word, meaning in DEFINITIONS.items())
+    + " The error of a speedup is taken on its gain, so that 1.02x does not reproduce 1.13x.",
     "Engine sim: the real program of each system was traced operator by operator, forward, backward and optimiser "
     "step, and replayed on a described machine. A draw is one machine out of the ranges below; the same draw serves "
     "every system. What the paper leaves open altogether is an assumption: each is shown, and none enters a maximum.",

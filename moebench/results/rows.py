@@ -114,10 +114,9 @@ def with_finite_numbers(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         numbers = [v for v in (row.value, row.low, row.high) if v is not None]
         if not all(map(math.isfinite, numbers)) or any(map(math.isinf, row.draws)):
-            bare = {"low": None, "high": None, "sample": None, "draws": (), "detail": {}}
             reason = f"its {row.metric} is not a finite number"
-            step = {"metric": "step_time", "unit": "s", "value": None}
-            return [replace(row, **step, **bare, status="failed", reason=reason)]
+            bare = replace(row, low=None, high=None, sample=None, draws=(), detail={})
+            return [replace(bare, metric="step_time", unit="s", value=None, status="failed", reason=reason)]
     return list(rows)
 
 
