@@ -2,6 +2,7 @@
 # make test    set up with the test extra, lint, test
 # make lint    ruff, and mypy on the tree as it is imported
 # make clock-check  calibrate this CPU, then compare predicted and measured step times (4 minutes; keep the machine idle)
+# make bench   the speed of the trace, the replay and the command line (pytest-benchmark; keep the machine idle)
 # make clean   remove what the above built (the virtual environment too; runs/ stays)
 #
 # PYTHON       interpreter of the virtual environment, 3.11 or later
@@ -16,7 +17,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if
 SOURCES := build/src/moebench
 
 .DEFAULT_GOAL := help
-.PHONY: help hetu test lint clock-check clean
+.PHONY: help hetu test lint clock-check bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -38,6 +39,9 @@ lint: $(VENV)/.installed-test
 
 clock-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.clock_check --calibrate
+
+bench: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q benchmarks/bench_*.py --benchmark-enable --benchmark-columns=min,median,max,rounds
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
