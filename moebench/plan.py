@@ -51,6 +51,11 @@ class Filters:
             self.experiments or self.systems or self.gates or self.batch_sizes or self.dtypes or self.topologies
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole suite runs, on the machines as their files describe them."""
+        return not (self.narrow or self.quick or self.overrides)
+
 
 @dataclass(frozen=True)
 class Assumption:

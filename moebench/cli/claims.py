@@ -1,5 +1,7 @@
 """`moebench claims`: the scoreboard of a run, or of what has not been run yet."""
 
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +21,16 @@ if TYPE_CHECKING:
 def command(run: Path | None, suite: str | None, as_json: bool) -> None:
     """Show claims: reported beside obtained, verdict and why.
 
-    RUN is a run folder. Without it, the newest finished run of each suite under runs/ counts, a quick or filtered one
-    too; which one that is stands on standard error. Claims of suites that were never run are listed as `not run`.
+    RUN is a run folder. Without it, the newest finished run under runs/ that answers a claim counts; a quick, filtered
+    or what-if one only where no run of the whole suite does. Which runs these are stands on standard error. Claims that
+    no run answers are listed as `not run`.
     """
     from moebench.cli.score_table import print_scores
     from moebench.cli.tables import print_json
 
     shown = [of_run(run, suite)] if run else of_newest(suite)
-    for folder, scores in shown:
-        if folder is not None and (scores or run):
+    for folder in dict.fromkeys(folder for folder, scores in shown if scores or run):
+        if folder is not None:
             click.echo(described(folder), err=True)
     scores = [score for _, scores in shown for score in scores]
     if as_json:
@@ -76,7 +79,7 @@ def of_run(run: Path, suite: str | None) -> "Shown":
 
 
 def of_newest(suite: str | None) -> "list[Shown]":
-    """The scores of every paper, each from the newest finished run of its suite under runs/, with that run."""
+    """The scores of every paper, each claim from the run under runs/ that counts for it, with that run."""
     from moebench.claims.reported import papers
     from moebench.claims.scoreboard import scoreboard, unscored
     from moebench.workloads.errors import one_of
@@ -85,11 +88,11 @@ def of_newest(suite: str | None) -> "list[Shown]":
     known = sorted({*papers(), *suite_names()})
     if suite is not None and suite not in known:
         raise one_of("suite", suite, known)
-    newest = newest_runs()
+    runs = finished_runs()
     found: list[Shown] = []
     for name in [suite] if suite else known:
-        if name in newest:
-            found.append((newest[name], scoreboard(newest[name].suite, newest[name])))
+        if name in runs:
+            found += of_runs(runs[name])
         elif name in suite_names():
             found.append((None, scoreboard(load_suite(name))))
         else:
@@ -97,20 +100,36 @@ def of_newest(suite: str | None) -> "list[Shown]":
     return found
 
 
-def newest_runs(base: Path = Path("runs")) -> "dict[str, RunFolder]":
-    """The newest finished run of each suite."""
+def of_runs(runs: "Sequence[RunFolder]") -> "list[Shown]":
+    """The scores of a suite, each claim from the first of `runs` that answers it; claims in their order."""
+    from moebench.claims.scoreboard import scoreboard
+    from moebench.claims.verdict import NOT_RUN
+
+    chosen = [(runs[0], score) for score in scoreboard(runs[0].suite, runs[0])]
+    for run in runs[1:]:
+        systems = {*run.filters.systems} or {name for e in run.suite.experiments for name in e.systems}
+        open_ = {s.claim.id for _, s in chosen if s.verdict == NOT_RUN and s.claim.system in systems}
+        if not open_:
+            continue
+        answers = {s.claim.id: s for s in scoreboard(run.suite, run) if s.verdict != NOT_RUN and s.claim.id in open_}
+        chosen = [(run, answers[s.claim.id]) if s.claim.id in answers else (of, s) for of, s in chosen]
+    return [(run, [score for _, score in group]) for run, group in groupby(chosen, key=lambda pair: pair[0])]
+
+
+def finished_runs(base: Path = Path("runs")) -> "dict[str, list[RunFolder]]":
+    """The finished runs of each suite: of the whole suite before what-ifs, quick and narrowed ones, newest first."""
     from moebench.results.store import RUN_FILE, RunFolder
     from moebench.workloads.errors import InputError
 
-    found: dict[str, RunFolder] = {}
+    found: dict[str, list[RunFolder]] = {}
     for file in base.glob(f"*/{RUN_FILE}"):
         try:
             folder = RunFolder.open(file.parent)
-            name = folder.suite.name
         except InputError as error:
             click.echo(f"moebench: left out: {error}", err=True)
             continue
-        created = str(folder.record.get("created"))
-        if folder.record.get("finished") and (name not in found or created > str(found[name].record["created"])):
-            found[name] = folder
+        if folder.record["finished"]:
+            found.setdefault(folder.suite.name, []).append(folder)
+    for runs in found.values():
+        runs.sort(key=lambda run: (run.filters.is_whole, run.record["created"]), reverse=True)
     return found

@@ -39,6 +39,31 @@ def test_the_newest_run_of_a_suite_counts(moebench, run):
     assert len(scores) == sum(len(claims_of(paper)) for paper in papers())
 
 
+def test_a_lesser_run_does_not_hide_the_whole_one(moebench, fake, in_folder):
+    """Narrowed, quick and what-if runs after the run of the whole suite change no verdict."""
+    assert moebench("run", "--suite", "hetu", "--out", "runs/whole").status == 0
+    before = json.loads(moebench("claims", "--suite", "hetu", "--json").out)
+    assert {entry["run"] for entry in before} == {"runs/whole"}
+    lesser = [("--gate", "topk-4"), ("--quick",), ("--set", "gpu.memory.bandwidth=1GB/s", "--batch-size", "32")]
+    for index, options in enumerate(lesser):
+        path = in_folder / "runs" / str(index)
+        assert moebench("run", "--suite", "hetu", *options, "--out", path).status == 0
+        record = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps(record | {"created": "2099-01-01T00:00:00+00:00"}))
+    assert json.loads(moebench("claims", "--suite", "hetu", "--json").out) == before
+
+
+def test_each_claim_has_the_newest_run_that_answers_it(moebench, run):
+    """Where no run is whole, one that says nothing about a claim does not hide one that does."""
+    assert moebench("run", "--suite", "hetu", "--quick", "--gate", "topk-4", "--out", "runs/hetu-2").status == 0
+    file = run.parent / "hetu-2" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"created": "2099-01-01T00:00:00+00:00"}))
+    said = moebench("claims", "--suite", "hetu", "--json")
+    scores = {entry["id"]: entry for entry in json.loads(said.out)}
+    assert (scores["hetu-h1"]["verdict"], scores["hetu-h1"]["run"]) == ("reproduced", "runs/hetu-1")
+    assert list(scores) == [claim.id for claim in claims_of("hetu")]
+
+
 def test_an_unfinished_run_does_not_count(moebench, run):
     """A run that was stopped is no newest run."""
     file = run / "run.json"
