@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.rows_csv import write_rows
 from moebench.program import Collective
 from moebench.sim.network import collective_time_s
 from moebench.workloads.machine import Hardware, Parameter, Topology
@@ -22,6 +23,7 @@ from moebench.workloads.machine import Hardware, Parameter, Topology
 SYSTEMS = {"A100": "a100_sxm", "H100": "h100_sxm", "H200": "h200_sxm", "B200": "b200_sxm", "L40S": "l40s"}
 SMALLEST_BYTES = 512
 AIM = 0.08
+CSV = Path("results/measured/nccl-tables.csv")
 _BYTES = {"half": 2, "int8": 1}  # message_size counts elements
 _STARTS = 40
 
@@ -163,4 +165,6 @@ if __name__ == "__main__":
     reason = problem()
     if reason:
         raise SystemExit(reason)
-    print(markdown(held_out()))
+    results = held_out()
+    write_rows(results, CSV)
+    print(f"{markdown(results)}\n\nwritten to {CSV}")

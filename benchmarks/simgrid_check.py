@@ -16,12 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.rows_csv import write_rows
 from moebench.program import Collective
 from moebench.sim.network import collective_time_s
 from moebench.workloads.machine import Hardware, Parameter, Topology
 
 PYTHON = "/usr/bin/python3"
 AIM = 0.01
+CSV = Path("results/measured/simgrid.csv")
 NIC, LINK = 12.2e9, 100e9  # bytes/s
 MIB = 1 << 20
 
@@ -153,4 +155,6 @@ if __name__ == "__main__":
     reason = problem()
     if reason:
         raise SystemExit(reason)
-    print(markdown(compared()))
+    results = compared()
+    write_rows(results, CSV)
+    print(f"{markdown(results)}\n\nwritten to {CSV}")

@@ -29,8 +29,8 @@ from moebench.workloads.units import BYTES, RATE, parse
 RANKS_HARDWARE = "this-machine-ranks"
 SIZES = tuple(16384 * 8**i for i in range(5))  # 16 KiB to 64 MiB
 DTYPES = ("fp32", "bf16")
-WORK_BUDGET_S, SAMPLE_S = 0.02, 0.1
-REPEATS = 5
+WORK_BUDGET_S, SAMPLE_S = 0.02, 0.05
+REPEATS = 9
 LARGE_S, MIDDLE_S = 0.06, 0.01  # on the wire of the slowest NIC: well above every latency
 LOOPBACK_BYTES = 1 << 20
 TIMEOUT_S = 600.0

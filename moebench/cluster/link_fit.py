@@ -14,6 +14,7 @@ from moebench.local.fit import Range, range_of
 
 TINY_BYTES = 256
 _LEAST_S = 1e-7
+_GROUPS = 3
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class _Links:
             found |= self._wire()
         found |= self._latencies()
         found["link.message"] = Range(0.0, 0.0, 0.0)  # it is in host.message and nic.message_bytes
-        found["link.bandwidth"] = self._link_bandwidth(found["collective.fixed"].value)
+        found["link.bandwidth"] = self._link_bandwidth()
         if place.nodes > 1:
             found["nic.message"] = Range(0.0, 0.0, 0.0)
             found["fabric.share"] = self._fabric_share(found)
@@ -124,22 +125,30 @@ class _Links:
         per = [
             (cpu_s - self.place.ranks * self.issue_s) / self._messages(t)
             for t in self._of(FLAT, IN_NODE)
-            for cpu_s in t.cpu_s
+            for cpu_s in _medians(t.cpu_s)
             if t.exchange.bytes_per_peer <= TINY_BYTES
         ]
         return range_of([max(p, _LEAST_S) for p in per])
 
     def _stream(self) -> Range:
-        """Bytes that a second of processor time sends and receives: of the largest exchanges, messages taken off."""
+        """Bytes that a second of processor time sends and receives: of the largest exchanges, less the smallest."""
         rates = []
-        for t in self._largest(FLAT, IN_NODE):
-            moved = self._messages(t) * t.exchange.bytes_per_peer
-            fixed_s = self._messages(t) * self.message.value + self.place.ranks * self.issue_s
-            rates += [moved / max(cpu_s - fixed_s, _LEAST_S) for cpu_s in t.cpu_s]
+        for kind in (FLAT, IN_NODE):
+            if not self._of(kind):
+                continue
+            small, large = self._smallest(kind), self._largest(kind)
+            moved = self._messages(large) * large.exchange.bytes_per_peer
+            rates += [
+                moved / max(more_s - less_s, 0.1 * more_s)
+                for more_s, less_s in zip(_medians(large.cpu_s), _medians(small.cpu_s))
+            ]
         return range_of(rates)
 
-    def _largest(self, *kinds: str) -> list[Timed]:
-        return [max(self._of(kind), key=lambda t: t.exchange.bytes_per_peer) for kind in kinds if self._of(kind)]
+    def _largest(self, kind: str) -> Timed:
+        return max(self._of(kind), key=lambda t: t.exchange.bytes_per_peer)
+
+    def _smallest(self, kind: str) -> Timed:
+        return min(self._of(kind), key=lambda t: t.exchange.bytes_per_peer)
 
     def _crossing(self, t: Timed) -> int:
         """Messages between nodes in one flat exchange."""
@@ -148,7 +157,7 @@ class _Links:
     def _wire(self) -> dict[str, Range]:
         """Bytes that a message adds, and the payload's share of the rest; counted, so nearly exact."""
         tiny = [t for t in self._of(FLAT) if t.exchange.bytes_per_peer <= TINY_BYTES]
-        [large] = self._largest(FLAT)
+        large = self._largest(FLAT)
         added = [
             wire / self._crossing(t) - t.exchange.bytes_per_peer for t in tiny for wire in t.wire_bytes
         ]
@@ -187,13 +196,11 @@ class _Links:
         split: Callable[[int], tuple[int, int]],
         link_s: Sequence[float],
     ) -> tuple[list[float], list[float]]:
-        """Latency of a step, and the fixed part, of each pair of samples.
+        """Latency of a step, and the fixed part, of each group of samples.
 
         all-to-all = fixed + max(latency, cores); ring = fixed + steps x latency + cores, those of another tier known.
         """
-        smallest = [
-            min((t for t in self._of(kind)), key=lambda t: t.exchange.bytes_per_peer) for kind in (even, ring)
-        ]
+        smallest = [self._smallest(kind) for kind in (even, ring)]
         issue_s = self.issue_s * self.crowding
         steps = 2 * (ranks - 1)
         inside, crossing = split(steps)
@@ -202,30 +209,31 @@ class _Links:
         messages_s = self.message.value * self.crowding
         even_cores_s, ring_cores_s = (ranks - 1) * messages_s, steps * messages_s
         latencies, fixed = [], []
-        for even_s, ring_s in zip(smallest[0].span_s, smallest[1].span_s):
+        for even_s, ring_s in zip(*(_medians(t.span_s) for t in smallest)):
+            even_s = max(even_s - issue_s, _LEAST_S)
             left_s = ring_s - issue_s - known_s - ring_cores_s
-            fixed_s = even_s - issue_s - even_cores_s
-            latency_s = (left_s - fixed_s) / own
+            latency_s = (left_s - max(even_s - even_cores_s, 0.0)) / own
             if latency_s > even_cores_s and own > 1:
-                latency_s = (left_s - (even_s - issue_s)) / (own - 1)
-                fixed_s = even_s - issue_s - latency_s
+                latency_s = (left_s - even_s) / (own - 1)
+            latency_s = min(max(latency_s, 0.0), even_s)
             latencies.append(latency_s)
-            fixed.append(fixed_s)
+            fixed.append(max(even_s - max(latency_s, even_cores_s), 0.0))
         return latencies, fixed
 
-    def _link_bandwidth(self, fixed_s: float) -> Range:
-        """Bytes/s that a rank sends inside its node; where there is no peer there, a core's stream."""
+    def _link_bandwidth(self) -> Range:
+        """Bytes/s that a rank sends inside its node, by what more bytes take; without a peer there, a core's stream."""
         place = self.place
         if place.ranks_per_node == 1:
             return self.stream
-        [large] = self._largest(IN_NODE if place.nodes > 1 else FLAT)
-        sent = (place.ranks_per_node - 1) * large.exchange.bytes_per_peer
-        spent_s = fixed_s + self.issue_s * self.crowding
-        return range_of([sent / max(span - spent_s, 0.1 * span) for span in large.span_s])
+        kind = IN_NODE if place.nodes > 1 else FLAT
+        small, large = self._smallest(kind), self._largest(kind)
+        sent = (place.ranks_per_node - 1) * (large.exchange.bytes_per_peer - small.exchange.bytes_per_peer)
+        spans = zip(_medians(large.span_s), _medians(small.span_s))
+        return range_of([sent / max(more_s - less_s, 0.1 * more_s) for more_s, less_s in spans])
 
     def _fabric_share(self, found: dict[str, Range]) -> Range:
         """What the NICs carry at once, of the largest exchange that they and not the cores hold up."""
-        [large] = self._largest(FLAT)
+        large = self._largest(FLAT)
         if not self.place.nic_bytes_per_s:
             return Range(1.0, 1.0, 1.0)
         payload = self._crossing(large) * large.exchange.bytes_per_peer
@@ -233,7 +241,12 @@ class _Links:
         wire += self._crossing(large) * found["nic.message_bytes"].value
         line_s = wire / self.place.nodes / self.place.nic_bytes_per_s
         spent_s = found["collective.fixed"].value + self.issue_s * self.crowding
-        return _narrow([min(1.0, line_s / max(span - spent_s, _LEAST_S)) for span in large.span_s])
+        return _narrow([min(1.0, line_s / max(span - spent_s, _LEAST_S)) for span in _medians(large.span_s)])
+
+
+def _medians(values: Sequence[float]) -> list[float]:
+    """Of as many groups as repeats of a measurement are worth: single samples of a crowd of processes are far off."""
+    return [median(values[start::_GROUPS]) for start in range(min(_GROUPS, len(values)))]
 
 
 def _counted(values: Sequence[float]) -> Range:
