@@ -1,11 +1,14 @@
 """`moebench calibrate`: measure this machine into a hardware file."""
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from moebench.cli.paths import OutputFile
 from moebench.workloads.errors import InputError
 from moebench.workloads.places import this_machine_hardware_path
 
@@ -27,7 +30,7 @@ SHOWN = (
 @click.option(
     "-o",
     "output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="File to write; default: the one that `this-machine` names, or `emulated`, or `unshaped`.",
 )
 @click.option("--emulate", metavar="NODESxRANKS", help="Measure ranks of an emulated cluster, and its network: 2x2.")
@@ -97,7 +100,8 @@ def _show_links(path: Path) -> None:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """An unwritable place is an error before the measurement, not after it."""
+    """An unwritable place is an error before the measurement, not after it; nothing is left behind either way."""
+    made = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(path.name + ".partial")
@@ -105,6 +109,10 @@ def _refuse_unwritable(path: Path) -> None:
         scratch.unlink()
     except OSError as error:
         raise InputError(f"{path}: can't write: {error.strerror}") from error
+    finally:
+        for folder in made:
+            with suppress(OSError):  # never made, or no longer empty
+                folder.rmdir()
 
 
 def _with_progress(measure: "Callable[[Heard], Calibration]") -> "Calibration":

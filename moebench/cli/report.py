@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from moebench.cli.paths import OutputFile
+
 if TYPE_CHECKING:
     from moebench.results.store import RunFolder
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("-o", "output", type=click.Path(path_type=Path), metavar="FILE", help="Default: RUN/report.html.")
+@click.option("-o", "output", type=OutputFile(), metavar="FILE", help="Default: RUN/report.html.")
 def command(run: Path, output: Path | None) -> None:
     """Write the HTML report of RUN, a run folder."""
     from moebench.results.store import RunFolder

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from moebench.cli.paths import OutputFile
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -11,7 +13,7 @@ import click
 @click.option(
     "-o",
     "output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     metavar="FILE",
     required=True,
     help="File to write; compressed where it ends with .gz.",

@@ -190,11 +190,10 @@ def tiled_flops(products: Sequence[Product], sms: int) -> np.ndarray:
     m, n, k, batch = (shape[:, i, None, None] for i in range(4))
     tile_m, tile_n, rate = (_TILES[None, :, i, None] for i in range(3))
     tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch
-    depth = np.ceil(k / _SPLITS / _K_STEP) * _K_STEP
+    least_k = np.where(_SPLITS == 1, 0, _SPLITS * _LEAST_SPLIT_K)  # a shorter k is padded: more work is never faster
+    depth = np.ceil(np.maximum(k, least_k) / _SPLITS / _K_STEP) * _K_STEP
     waves = np.ceil(tiles * _SPLITS / sms)
-    flops = 2 * waves * sms * tile_m * tile_n * depth / rate
-    allowed = (_SPLITS == 1) | (k / _SPLITS >= _LEAST_SPLIT_K)
-    return np.where(allowed, flops, np.inf).min(axis=(1, 2))
+    return (2 * waves * sms * tile_m * tile_n * depth / rate).min(axis=(1, 2))
 
 
 def _issue_parameter(op: Op) -> str:

@@ -53,6 +53,20 @@ def test_an_unwritable_file_is_an_error_before_anything_is_measured(monkeypatch,
     result = CliRunner().invoke(command, ["-o", str(tmp_path / "file" / "x.toml")])
     assert isinstance(result.exception, InputError)
     assert "x.toml" in str(result.exception)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_no_folder_is_left_by_a_measurement_that_fails(monkeypatch, tmp_path):
+    """Folders are made when there is something to write, not before."""
+
+    def fail(progress):
+        raise ChildFailed("no")
+
+    monkeypatch.setattr(moebench.calibrate, "calibrate", fail)
+    for folder in ("new", "n" * 300):
+        result = CliRunner().invoke(command, ["-o", str(tmp_path / "deep" / folder / "x.toml")])
+        assert result.exit_code
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_fails_leaves_no_file(monkeypatch, tmp_path):

@@ -130,11 +130,21 @@ def test_a_long_k_is_split_over_idle_sms():
     assert float(tiled_flops([gradient], 72)[0]) < 6 * gradient.flops
 
 
+@given(dimension, dimension, st.integers(1, 20_000), st.integers(1, 64), st.integers(1, 132))
+def test_a_longer_k_is_never_faster(m, n, k, more, sms):
+    """Splitting k, allowed from a length on, makes no step down there: 512 is not half of 511."""
+    shorter, longer = tiled_flops([Product(m, n, k), Product(m, n, k + more)], sms)
+    assert longer >= shorter
+    assert tiled_flops([Product(64, 64, 512)], 72) >= tiled_flops([Product(64, 64, 511)], 72)
+
+
 @given(dimension, dimension, dimension, dimension)
 def test_more_work_is_never_faster(m, n, k, more):
     """Growing a product or an element-wise operator never shortens it."""
     hw = hardware(gpu__sms=72.0, curves={"memory": curve((1e5, 0.1), (1e6, 0.5), (1e8, 0.9))})
-    assert time_of(lambda b: b.product(m + more, n, k), hw) >= time_of(lambda b: b.product(m, n, k), hw) * (1 - 1e-9)
+    base = time_of(lambda b: b.product(m, n, k), hw) * (1 - 1e-9)
+    for larger in ((m + more, n, k), (m, n + more, k), (m, n, k + more)):
+        assert time_of(lambda b, shape=larger: b.product(*shape), hw) >= base
     assert time_of(lambda b: b.pointwise((m + more) * 100), hw) >= time_of(lambda b: b.pointwise(m * 100), hw) - 1e-15
 
 
