@@ -37,7 +37,10 @@ def test_padded_layer_is_one_program_for_any_number_of_ranks(name):
 @pytest.mark.parametrize(("input_gradient", "products"), [(True, 10), (False, 8)])
 @pytest.mark.parametrize("gate", [GateSpec("switch"), GateSpec("gshard", 2)])
 def test_flops_of_the_einsum_layer_equal_the_closed_form(gate, input_gradient, products):
-    """Dispatch and combine: 10 S E C M, or 8 where the input needs no gradient; experts: 12 rows d h, or 10."""
+    """Dispatch and combine: 10 S E C M, or 8 where the input needs no gradient; experts: 12 rows d h, or 10.
+
+    Where no dimension is 1: torch turns a contraction over one element into a pointwise product, which counts none.
+    """
     workload = LayerWorkload(gate, 2, 32, 24, 40, 8, input_gradient=input_gradient)
     (program,) = trace_layer(get("deepspeed"), workload, 4, COMMON)
     capacity = COMMON.capacity(64, 8, gate.top_k, 1.0)
