@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,8 +13,9 @@ from moebench.workloads.errors import InputError
 from moebench.workloads.places import this_machine_hardware_path
 
 if TYPE_CHECKING:
-    from moebench.calibrate import Calibration
     from moebench.calibrate import Progress as Heard
+
+Measured = TypeVar("Measured")
 
 SHOWN = (
     ("products, fp32", "gpu.peak.fp32"),
@@ -115,7 +116,7 @@ def _refuse_unwritable(path: Path) -> None:
                 folder.rmdir()
 
 
-def _with_progress(measure: "Callable[[Heard], Calibration]") -> "Calibration":
+def _with_progress(measure: "Callable[[Heard], Measured]") -> "Measured":
     """Run `measure(progress)` and tell standard error how far it is."""
     from moebench.cli.progress import Share
 

@@ -14,7 +14,7 @@ class OutputFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path, once it names a file."""
-        path = super().convert(value, param, ctx)
+        path: Any = super().convert(value, param, ctx)
         if not Path(path).name:
             self.fail(f"{str(value)!r} names no file", param, ctx)
         return path
