@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.accuracy import FOLDER, write_page
-from benchmarks.rows_csv import write_rows
+from benchmarks.rows_csv import read_rows, write_rows
 from benchmarks.validation_results import EXCHANGE, OVERLAP, STEP, Result
 from moebench.calibrate_ranks import (
     RankCalibration,
@@ -227,13 +227,14 @@ def _program(exchange: Exchange, topology: Topology) -> Program:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Predicted against measured on emulated clusters of this machine.")
-    parser.add_argument("--size", action="append", choices=list(SIZES), help="only this one; repeatable")
+    parser.add_argument("--size", action="append", choices=list(SIZES), help="only this one; others stay as they were")
     parser.add_argument("-o", "--output", type=Path, help=f"CSV file, default {FOLDER}/validation-<cpu>.csv")
     options = parser.parse_args()
     sizes = {size: rate for size, rate in SIZES.items() if not options.size or size in options.size}
     path = options.output or FOLDER / f"validation-{cpu_slug()}.csv"
-    found = list(validate(sizes, path.with_suffix("")))
-    write_rows(found, path)
+    others = [r for r in read_rows(Result, path) if r.size not in sizes] if path.exists() else []
+    found = [*others, *validate(sizes, path.with_suffix(""))]
+    write_rows(sorted(found, key=lambda r: list(SIZES).index(r.size)), path)
     print(f"written to {path}")
     if options.output is None:
         print(f"written to {write_page()}")

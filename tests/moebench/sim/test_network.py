@@ -8,7 +8,7 @@ from moebench.sim.layout import NodeShare, node_shares
 from moebench.sim.loads import loads
 from moebench.sim.network import collective_time_s, link_bytes
 from moebench.sim.uncertainty import draw, nominal
-from tests.moebench.sim.sim_machines import all_to_all, topology, uncertain
+from tests.moebench.sim.sim_machines import all_to_all, hardware, topology, uncertain
 
 ALGORITHMS = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 MIB = 2**20
@@ -205,6 +205,43 @@ def test_node_shares_equal_counting(nodes, gpus, first, step, count):
     listed = node_shares(list(ranks), where)
     assert sum(s.members * s.nodes for s in listed) == count
     assert node_shares(ranks, where) == listed
+
+
+def test_cores_that_all_ranks_share_pass_on_every_message_and_byte():
+    """4 ranks on 2 cores: 12 messages and chunks, half of all ranks' processor time; on a core of its own, its own."""
+    exchange, chunk = all_to_all(range(4), MIB), MIB
+    costs = {"host__message": 1e-4, "host__stream": 1e9, "link__latency": 0.0}
+    shared = topology(1, 4, host__cores=2, **costs)
+    assert seconds(exchange, shared) == pytest.approx(12 * (1e-4 + chunk / 1e9) / 2)
+    private = topology(1, 4, **costs)
+    assert seconds(exchange, private) == pytest.approx(3 * (1e-4 + chunk / 1e9))
+    assert seconds(exchange, topology(1, 4, host__cores=64, **costs)) == pytest.approx(seconds(exchange, private))
+    values = nominal(shared.parameters())
+    pairs = collective_time_s(all_to_all(range(2), MIB, group="pairs"), shared, values, groups=2)
+    assert pairs[0] == pytest.approx(2 * 2 * (1e-4 + chunk / 1e9) / 2)
+
+
+def test_headers_and_notices_take_their_share_of_the_wire():
+    """Payload over its share, and a number of bytes for each message."""
+    exchange = all_to_all(range(2), MIB)
+    where = free_of_latency(2, 1, nic__payload_share=0.95, nic__message_bytes=450)
+    assert seconds(exchange, where) == pytest.approx((MIB / 0.95 + 450) / 12.2e9)
+
+
+def test_the_library_takes_the_faster_protocol():
+    """Two lines: the one with less latency below their crossing, the one with more bandwidth above."""
+    where = topology(1, 2, link__eager__latency=2e-6, link__eager__bandwidth=1e9)
+    small, large = (all_to_all(range(2), size) for size in (64, 64 * MIB))
+    assert seconds(small, where) == pytest.approx(2e-6 + 64 / 1e9)
+    assert seconds(large, where) == pytest.approx(10e-6 + 64 * MIB / 9e9)
+    times = [seconds(all_to_all(range(2), size), where) for size in range(0, 1 << 16, 1024)]
+    assert times == sorted(times)
+
+
+def test_gloo_sums_in_a_ring():
+    """On CPUs there is no tree to choose."""
+    where = topology(2, 2, hw=hardware("cpu"))
+    assert [load.in_sequence for load in loads(collective("all_reduce", range(4), 64), where)] == [True]
 
 
 def test_node_shares_of_partly_filled_nodes():
