@@ -49,7 +49,7 @@ from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
 # NICs slow enough for two cores to keep them busy, fast enough for the whole to end in ten minutes.
-SIZES = {"1x2": "1gbit", "2x1": "200mbit", "2x2": "200mbit", "2x4": "400mbit", "4x4": "200mbit"}
+SIZES = {"1x2": "1gbit", "2x1": "200mbit", "2x2": "200mbit", "2x4": "250mbit", "4x4": "200mbit"}
 WORK_SIZE = "2x2"
 SUITE = "validation"
 SECONDS_ON_WIRE = (0.015, 0.035)  # of the exchanges by themselves; the calibration uses 0.01 and 0.06
