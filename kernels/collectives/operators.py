@@ -5,8 +5,8 @@ autograd: moebench.kernels.collectives.start_wait pairs them.
 
 `wait` has the schema of a function although it returns its argument, as `_c10d_functional::wait_tensor` does: graph
 compilers functionalise no custom operator with aliases. So these graphs are for backends that keep every value until
-its last reader (aten-level ones do), not for one that reuses the argument's memory behind the wait (Inductor). AOT
-autograd warns of the alias, and raises where the variable CI is set: torch._functorch.config.error_on_custom_op_aliasing.
+its last reader (aten-level ones do), not for one that reuses the argument's memory behind the wait (Inductor).
+AOT autograd warns of the alias, and raises where CI is set: torch._functorch.config.error_on_custom_op_aliasing.
 """
 
 from collections.abc import Callable, Sequence
