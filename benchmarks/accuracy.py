@@ -234,6 +234,8 @@ _READING = """
   from each other on the way to memory is measured, not modelled. Ranks that finish a phase early and begin to send
   while others still compute are not modelled: a collective starts when its last rank has arrived.
 - **Messages**: each costs processor time and bytes on the wire (notices of readiness, acknowledgements), both counted.
+- **gloo's network threads** at times poll in circles: a small exchange between two ranks takes anything from 0.1 to
+  2 ms, nearly all of it processor time. The model charges the work alone, so steps of few milliseconds are its weakest.
 - **NICs**: shared by the ranks of a node. Unsynchronised senders leave holes on the wire; how many is measured for each
   cluster (`fabric.share`), not derived.
 - **Switch buffers**: the cases here lose hardly a packet. Incast into a shallow buffer (many ranks, large messages)

@@ -52,7 +52,7 @@ from moebench.workloads.suite import Suite
 SIZES = {"1x2": "1gbit", "2x1": "200mbit", "2x2": "200mbit", "2x4": "250mbit", "4x4": "200mbit"}
 WORK_SIZE = "2x2"
 SUITE = "validation"
-SECONDS_ON_WIRE = (0.015, 0.035)  # of the exchanges by themselves; the calibration uses 0.01 and 0.06
+SECONDS_ON_WIRE = (0.015, 0.035)  # of the exchanges by themselves; the calibration uses 0.025 and 0.08
 PROCESSES, BLOCKS, REPEATS = 2, 1, 5
 PRODUCT_COUNTS = (10, 20)
 OVERLAP_SIZES = ("2x1", "2x2")
@@ -101,7 +101,8 @@ def _steps(cluster: Cluster, suite: Suite) -> Iterator[Result]:
 
     topology = cluster.topology
     machines = Machines(load=lambda name: topology)
-    filters = Filters(topologies=(topology.name,))
+    own = tuple(e.name for e in suite.experiments if cluster.size in e.sizes)
+    filters = Filters(experiments=own, topologies=(topology.name,))
     topologies = {topology.name: topology}
     predicted = {
         rows[0].case: rows for rows in sim.run_cases(plan(suite, filters, "sim", machines), topologies, suite)

@@ -31,7 +31,8 @@ SIZES = tuple(16384 * 8**i for i in range(5))  # 16 KiB to 64 MiB
 DTYPES = ("fp32", "bf16")
 WORK_BUDGET_S, SAMPLE_S = 0.02, 0.05
 REPEATS = 6
-LARGE_S, MIDDLE_S = 0.06, 0.01  # on the wire of the slowest NIC: well above every latency
+LARGE_S, MIDDLE_S = 0.08, 0.025  # on the wire: well above every latency
+SMALLEST_TIMES = 3  # as often as others: they vary most and take least
 LOOPBACK_BYTES = 1 << 20
 TIMEOUT_S = 600.0
 
@@ -144,11 +145,13 @@ def time_exchanges(
 def probes(place: Place) -> list[Exchange]:
     """The exchanges that the parameters are fitted to: the smallest, and large ones."""
     tiny = TINY_BYTES // 4
-    found = [Exchange(NOTHING, 4), Exchange(FLAT, tiny), Exchange(ALL_REDUCE, tiny)]
+    found = [Exchange(NOTHING, 4)]
+    found += SMALLEST_TIMES * [Exchange(FLAT, tiny), Exchange(ALL_REDUCE, tiny)]
     sizes = [bytes_for(place, seconds) for seconds in (MIDDLE_S, LARGE_S)]
     found += [Exchange(FLAT, size) for size in dict.fromkeys(sizes)]
     if place.nodes > 1 and place.ranks_per_node > 1:
-        found += [Exchange(IN_NODE, tiny), Exchange(IN_NODE, LOOPBACK_BYTES // 4), Exchange(IN_NODE_ALL_REDUCE, tiny)]
+        found += SMALLEST_TIMES * [Exchange(IN_NODE, tiny), Exchange(IN_NODE_ALL_REDUCE, tiny)]
+        found.append(Exchange(IN_NODE, LOOPBACK_BYTES // 4))
     return found
 
 

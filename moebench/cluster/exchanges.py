@@ -81,8 +81,8 @@ def exchange_of(kind: str, groups: Groups, bytes_per_peer: int, device: torch.de
     if kind == TWO_PHASE:
         return lambda: two_phase(x_RB, groups)
     if kind in (BESIDE, PRODUCTS):
-        a = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE, device=device)
-        return lambda: _beside(x_RB, group, a, products) if kind == BESIDE else _products(a, products)
+        factors = torch.ones(2 * products, PRODUCT_SIDE, PRODUCT_SIDE, device=device).unbind()
+        return lambda: _beside(x_RB, group, factors) if kind == BESIDE else _products(factors)
     if kind in (FLAT, IN_NODE):
         return lambda: all_to_all(x_RB, group)
     raise ValueError(f"unknown exchange {kind!r}")
@@ -100,12 +100,13 @@ def two_phase(x_RB: Tensor, groups: Groups) -> Tensor:
     return all_to_all(x_NGB, groups.peers).view(-1, columns)
 
 
-def _beside(x_RB: Tensor, group: Group, a: Tensor, products: int) -> Tensor:
+def _beside(x_RB: Tensor, group: Group, factors: Sequence[Tensor]) -> Tensor:
     pending = start_all_to_all(x_RB, group)
-    _products(a, products)
+    _products(factors)
     return pending.wait()
 
 
-def _products(a: Tensor, products: int) -> None:
-    for _ in range(products):
-        torch.mm(a, a)
+def _products(factors: Sequence[Tensor]) -> None:
+    """Each of two matrices that no other product reads, as in a layer."""
+    for a, b in zip(factors[::2], factors[1::2]):
+        torch.mm(a, b)

@@ -4,9 +4,11 @@ Each number comes from the exchanges that it rules: processor time and wire from
 from the smallest, rates from the largest. Nothing is fitted to a layer's time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
 
 from moebench.cluster.exchanges import ALL_REDUCE, FLAT, IN_NODE, IN_NODE_ALL_REDUCE, NOTHING
 from moebench.cluster.probes import Exchange, Seen
@@ -52,11 +54,11 @@ class Timed:
 
 
 def timed(exchanges: Sequence[Exchange], reports: Sequence[Sequence[Seen]]) -> list[Timed]:
-    """What the ranks saw, sample by sample, put together."""
+    """What the ranks saw, sample by sample, put together; an exchange that is listed several times is one."""
     found = []
     barriers = _barrier_bytes(exchanges, reports)
-    for index, exchange in enumerate(exchanges):
-        samples = [seen for seen in zip(*reports, strict=True) if seen[0].exchange == index]
+    for exchange in dict.fromkeys(exchanges):
+        samples = [seen for seen in zip(*reports, strict=True) if exchanges[seen[0].exchange] == exchange]
         calls = [seen[0].calls for seen in samples]
         spans = [max(s.end_s for s in seen) - min(s.start_s for s in seen) for seen in samples]
         found.append(
@@ -109,7 +111,7 @@ class _Links:
         found["link.bandwidth"] = self._link_bandwidth()
         if place.nodes > 1:
             found["nic.message"] = Range(0.0, 0.0, 0.0)
-            found["fabric.share"] = self._fabric_share(found)
+            found["fabric.share"] = self._fabric_share()
         return found
 
     def _of(self, *kinds: str) -> list[Timed]:
@@ -121,14 +123,20 @@ class _Links:
         return self.place.ranks * (group - 1)
 
     def _message(self) -> Range:
-        """Processor time of a message: of the smallest exchanges, issue taken off."""
+        """Processor time of a message: of the smallest exchanges, issue taken off.
+
+        gloo's network thread at times polls in circles (most of its time is then in epoll_wait, without data), so that
+        a sample is the work and an idle part that differs from one to the next: the lower quartile is nearest to the
+        work.
+        """
         per = [
             (cpu_s - self.place.ranks * self.issue_s) / self._messages(t)
             for t in self._of(FLAT, IN_NODE)
-            for cpu_s in _medians(t.cpu_s)
+            for cpu_s in t.cpu_s
             if t.exchange.bytes_per_peer <= TINY_BYTES
         ]
-        return range_of([max(p, _LEAST_S) for p in per])
+        least, low, middle = (max(float(q), _LEAST_S) for q in np.quantile(per, (0.0, 0.25, 0.5)))
+        return Range(low, 0.5 * least, max(middle, 2 * low))
 
     def _stream(self) -> Range:
         """Bytes that a second of processor time sends and receives: of the largest exchanges, less the smallest."""
@@ -168,57 +176,61 @@ class _Links:
         return {"nic.message_bytes": message, "nic.payload_share": _counted(shares)}
 
     def _latencies(self) -> dict[str, Range]:
-        """One latency a step of a ring, and what a collective takes besides, from its smallest all-to-all and ring."""
+        """Latency of a step of a ring inside a node and across nodes, and what a collective takes besides.
+
+        Inside: all-to-all = fixed + max(latency, cores), both as small as can be. Across: what large exchanges take
+        beyond the wire, since small ones are ruled by how the system wakes processes that have nothing else to do.
+        Either way: ring = fixed + steps x latency + cores.
+        """
         place = self.place
-        across = place.nodes > 1
-        in_node = (IN_NODE, IN_NODE_ALL_REDUCE) if across else (FLAT, ALL_REDUCE)
-        link_s = [0.0]
+        across, found = place.nodes > 1, {}
+        link_s, fixed_s = [0.0], [0.0]
         if place.ranks_per_node > 1:
-            link_s, fixed_s = self._solved(*in_node, place.ranks_per_node, lambda steps: (steps, 0), [0.0])
-        found = {"link.latency": range_of([max(v, _LEAST_S) for v in link_s])}
+            even, ring = (IN_NODE, IN_NODE_ALL_REDUCE) if across else (FLAT, ALL_REDUCE)
+            cores_s = (place.ranks_per_node - 1) * self.message.value * self.crowding
+            beyond_s = [max(span_s - self._issue_s - cores_s, 0.0) for span_s in _medians(self._smallest(even).span_s)]
+            link_s, fixed_s = self._solved(beyond_s, ring, 2 * (place.ranks_per_node - 1), 0.0)
+        found["link.latency"] = range_of([max(v, _LEAST_S) for v in link_s])
         if across:
-            ring = place.ranks
-
-            def split(steps: int) -> tuple[int, int]:
-                crossing = 2 * (place.nodes - 1)
-                return steps - crossing if place.ranks_per_node > 1 else 0, crossing
-
-            nic_s, fixed_s = self._solved(FLAT, ALL_REDUCE, ring, split, link_s)
+            steps, crossing = 2 * (place.ranks - 1), 2 * (place.nodes - 1)
+            known_s = (steps - crossing) * median(link_s) if place.ranks_per_node > 1 else 0.0
+            own = crossing if place.ranks_per_node > 1 else steps
+            nic_s, fixed_s = self._solved([beyond for _, beyond in self._lines()], ALL_REDUCE, own, known_s)
             found["nic.latency"] = range_of([max(v, _LEAST_S) for v in nic_s])
-        found["collective.fixed"] = range_of([max(v, _LEAST_S) for v in fixed_s])
-        return found
+        return {**found, "collective.fixed": range_of([max(v, _LEAST_S) for v in fixed_s])}
+
+    @property
+    def _issue_s(self) -> float:
+        return self.issue_s * self.crowding
 
     def _solved(
-        self,
-        even: str,
-        ring: str,
-        ranks: int,
-        split: Callable[[int], tuple[int, int]],
-        link_s: Sequence[float],
+        self, beyond_s: Sequence[float], ring: str, own: int, known_s: float
     ) -> tuple[list[float], list[float]]:
         """Latency of a step, and the fixed part, of each group of samples.
 
-        all-to-all = fixed + max(latency, cores); ring = fixed + steps x latency + cores, those of another tier known.
+        Args:
+            beyond_s: fixed + latency of an all-to-all.
+            own: steps of the ring that have this latency; known_s: what its other steps take.
         """
-        smallest = [self._smallest(kind) for kind in (even, ring)]
-        issue_s = self.issue_s * self.crowding
-        steps = 2 * (ranks - 1)
-        inside, crossing = split(steps)
-        own = crossing or inside
-        known_s = median(link_s) * inside if crossing else 0.0
-        messages_s = self.message.value * self.crowding
-        even_cores_s, ring_cores_s = (ranks - 1) * messages_s, steps * messages_s
-        latencies, fixed = [], []
-        for even_s, ring_s in zip(*(_medians(t.span_s) for t in smallest)):
-            even_s = max(even_s - issue_s, _LEAST_S)
-            left_s = ring_s - issue_s - known_s - ring_cores_s
-            latency_s = (left_s - max(even_s - even_cores_s, 0.0)) / own
-            if latency_s > even_cores_s and own > 1:
-                latency_s = (left_s - even_s) / (own - 1)
-            latency_s = min(max(latency_s, 0.0), even_s)
-            latencies.append(latency_s)
-            fixed.append(max(even_s - max(latency_s, even_cores_s), 0.0))
-        return latencies, fixed
+        reduced = self._smallest(ring)
+        group = self.place.ranks_per_node if ring == IN_NODE_ALL_REDUCE else self.place.ranks
+        cores_s = 2 * (group - 1) * self.message.value * self.crowding
+        latencies = [
+            max((ring_s - self._issue_s - known_s - cores_s - even_s) / max(own - 1, 1), 0.0)
+            for ring_s, even_s in zip(_medians(reduced.span_s), beyond_s)
+        ]
+        return latencies, [max(even_s - latency_s, 0.0) for even_s, latency_s in zip(beyond_s, latencies)]
+
+    def _lines(self) -> list[tuple[float, float]]:
+        """Share of the wire that flat exchanges reach, and what they take beyond it: lines through the larger two."""
+        middle, large = sorted(self._of(FLAT), key=lambda t: t.exchange.bytes_per_peer)[-2:]
+        rate = self.place.nodes * (self.place.nic_bytes_per_s or 1.0)
+        less_s, more_s = (median(t.wire_bytes) / rate for t in (middle, large))
+        found = []
+        for short_s, long_s in zip(_medians(middle.span_s), _medians(large.span_s)):
+            share = min(1.0, (more_s - less_s) / max(long_s - short_s, 1e-3 * long_s))
+            found.append((share, max(long_s - self._issue_s - more_s / share, 0.0)))
+        return found
 
     def _link_bandwidth(self) -> Range:
         """Bytes/s that a rank sends inside its node, by what more bytes take; without a peer there, a core's stream."""
@@ -231,17 +243,11 @@ class _Links:
         spans = zip(_medians(large.span_s), _medians(small.span_s))
         return range_of([sent / max(more_s - less_s, 0.1 * more_s) for more_s, less_s in spans])
 
-    def _fabric_share(self, found: dict[str, Range]) -> Range:
-        """What the NICs carry at once, of the largest exchange that they and not the cores hold up."""
-        large = self._largest(FLAT)
+    def _fabric_share(self) -> Range:
+        """What the NICs carry at once."""
         if not self.place.nic_bytes_per_s:
             return Range(1.0, 1.0, 1.0)
-        payload = self._crossing(large) * large.exchange.bytes_per_peer
-        wire = payload / found["nic.payload_share"].value
-        wire += self._crossing(large) * found["nic.message_bytes"].value
-        line_s = wire / self.place.nodes / self.place.nic_bytes_per_s
-        spent_s = found["collective.fixed"].value + self.issue_s * self.crowding
-        return _narrow([min(1.0, line_s / max(span - spent_s, _LEAST_S)) for span in _medians(large.span_s)])
+        return _narrow([share for share, _ in self._lines()])
 
 
 def _medians(values: Sequence[float]) -> list[float]:
