@@ -4,7 +4,7 @@
 
 For each size: calibrates the ranks' exchanges (and, once, what a core does for a rank while all are busy), predicts the
 cases of suite `validation` and exchanges by themselves, then runs them. The calibration sees no layer, and no exchange
-of these sizes. Writes results/measured/validation-<cpu>.csv, the machine as calibrated beside it, and docs/accuracy.md.
+of these sizes. After each size it writes results/measured/validation-<cpu>.csv, the machine as calibrated beside it, and docs/accuracy.md.
 Takes about ten minutes, as root or where user namespaces are allowed; keep the machine idle meanwhile.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.accuracy import FOLDER, write_page
+from benchmarks.accuracy import FOLDER, PAGE, write_page
 from benchmarks.rows_csv import read_rows, write_rows
 from benchmarks.validation_results import EXCHANGE, OVERLAP, STEP, Result
 from moebench.calibrate_ranks import (
@@ -69,14 +69,13 @@ class Cluster:
     place: Place
 
 
-def validate(sizes: Mapping[str, str], folder: Path) -> Iterator[Result]:
-    """Everything, size by size; machine files go to `folder`."""
+def validate(sizes: Mapping[str, str], folder: Path) -> Iterator[list[Result]]:
+    """The results of each size once it is done; machine files go to `folder`."""
     suite = load_suite(SUITE)
     work = _work(sizes)
     for size, nic_rate in sizes.items():
         cluster = _calibrated(size, nic_rate, work, folder)
-        yield from _exchanges(cluster, suite)
-        yield from _steps(cluster, suite)
+        yield [*_exchanges(cluster, suite), *_steps(cluster, suite)]
 
 
 def _work(sizes: Mapping[str, str]) -> Fit:
@@ -233,12 +232,17 @@ def main() -> None:
     options = parser.parse_args()
     sizes = {size: rate for size, rate in SIZES.items() if not options.size or size in options.size}
     path = options.output or FOLDER / f"validation-{cpu_slug()}.csv"
-    others = [r for r in read_rows(Result, path) if r.size not in sizes] if path.exists() else []
-    found = [*others, *validate(sizes, path.with_suffix(""))]
-    write_rows(sorted(found, key=lambda r: list(SIZES).index(r.size)), path)
-    print(f"written to {path}")
-    if options.output is None:
-        print(f"written to {write_page()}")
+    for results in validate(sizes, path.with_suffix("")):
+        _keep(results, path)
+        if options.output is None:
+            write_page()
+    print(f"written to {path}" + ("" if options.output else f" and {PAGE}"))
+
+
+def _keep(results: Sequence[Result], path: Path) -> None:
+    """Put the results of one size into the file in place of earlier ones; those of other sizes stay."""
+    others = [r for r in read_rows(Result, path) if r.size != results[0].size] if path.exists() else []
+    write_rows(sorted([*others, *results], key=lambda r: list(SIZES).index(r.size)), path)
 
 
 if __name__ == "__main__":
