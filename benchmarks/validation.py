@@ -4,8 +4,9 @@
 
 For each size: calibrates the ranks' exchanges (and, once, what a core does for a rank while all are busy), predicts the
 cases of suite `validation` and exchanges by themselves, then runs them. The calibration sees no layer, and no exchange
-of these sizes. After each size it writes results/measured/validation-<cpu>.csv, the machine as calibrated beside it, and docs/accuracy.md.
-Takes about ten minutes, as root or where user namespaces are allowed; keep the machine idle meanwhile.
+of these sizes. After each size it writes results/measured/validation-<cpu>.csv, the machine as calibrated beside it,
+and docs/accuracy.md. Takes about ten minutes, as root or where user namespaces are allowed; keep the machine idle
+meanwhile.
 """
 
 import argparse
