@@ -1,5 +1,6 @@
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,8 +54,17 @@ def test_threads_are_pinned_one_a_core_and_never_more_than_cores():
     assert ALLOCATOR.items() <= environment.items()
 
 
+def children():
+    """Process ids of this process's children, zombies included."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {pid for task in tasks for pid in task.read_text().split()}
+
+
 def test_a_reader_who_stops_early_leaves_no_process_behind(echo):
     """Closing the iterator ends the child."""
+    before = children()
     messages = run_child(echo, "stay", threads=1)
     next(messages)
+    assert children() - before
     messages.close()
+    assert not children() - before
