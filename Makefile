@@ -27,6 +27,7 @@ hetu: $(VENV)/.installed
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/interpreter
 
 # mypy does not follow setuptools' package-dir from the root, so it gets the packages under the names they are imported by.
 lint: $(VENV)/.installed-test

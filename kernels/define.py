@@ -1,18 +1,23 @@
-"""How a fused kernel becomes one operator: schema, implementation, shape function, cost, backward, in one call.
+"""How a fused kernel becomes one operator: schema, implementations, shape function, cost, backward, in one call.
 
 An operator in the namespace `moebench` is one Op to the recorder and one node to a graph compiler. It is registered on
 the dispatcher directly: a call costs about a third of what `torch.library.custom_op` asks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from moebench.kernels.cost import CostFunction, declare_cost
+from moebench.kernels.implementation import chosen
 
 NAMESPACE = "moebench"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_launchers: dict[str, str] = {}
 
 
 def define_operator(
@@ -23,6 +28,7 @@ def define_operator(
     cost: CostFunction,
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
+    triton: str | None = None,
 ) -> Callable[..., Any]:
     """Register `moebench::<schema>` and return the callable operator.
 
@@ -33,10 +39,15 @@ def define_operator(
         fake: the same shapes and dtypes from shapes alone.
         cost: `cost(out, *args)`, see moebench.kernels.cost.
         backward, setup_context: as in `torch.library.register_autograd`; None where nothing is differentiable.
+        triton: `module:function` in moebench.kernels.triton with the arguments and results of `implementation`. It is
+            imported at the first launch, and runs where `moebench.kernels.implementation` chooses it.
     """
     name = schema.split("(")[0]
     qualified = f"{NAMESPACE}::{name}"
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    if triton is not None:
+        _launchers[name] = triton
+        implementation = partial(_choose, implementation, triton)
     for device in ("CPU", "CUDA"):
         _library.impl(name, implementation, device)
     torch.library.register_fake(qualified, fake, lib=_library)
@@ -44,3 +55,25 @@ def define_operator(
         torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
     declare_cost(qualified, cost)
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def triton_operators() -> Mapping[str, str]:
+    """Operator -> `module:function` of its Triton launcher, for the operators defined so far that have one."""
+    return MappingProxyType(_launchers)
+
+
+def _choose(implementation: Callable[..., Any], triton: str, *args: Any) -> Any:
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    if chosen(device) == "torch":
+        return implementation(*args)
+    launch = _launcher(triton)
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        return launch(*args)
+    with torch.cuda.device(device):  # Triton launches on the current device, wherever the tensors lie
+        return launch(*args)
+
+
+@cache
+def _launcher(triton: str) -> Callable[..., Any]:
+    module, function = triton.split(":")
+    return getattr(import_module(f"moebench.kernels.triton.{module}"), function)

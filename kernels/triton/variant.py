@@ -1,0 +1,28 @@
+"""One compiled form of a kernel: what a launch passes, without the tensors, so that it can be compiled without a GPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What `benchmarks.aot_table` compiles.
+
+    Attributes:
+        name: unique within its operator: `permute bf16 D=4096`.
+        kernel: the jit function.
+        signature: argument -> type, for those that are no constants: `*bf16`, `i32`, `i64`, `fp32`.
+        constants: constexpr argument -> value, as the launcher picks them.
+        aligned: integer arguments that are divisible by 16; pointers always are.
+        is_product: must show tensor-core instructions (`wgmma` on sm_90, `mma.sync` on sm_80, `v_mfma` on gfx942).
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    aligned: tuple[str, ...] = ()
+    is_product: bool = False
