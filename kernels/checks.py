@@ -33,3 +33,22 @@ def check_at_least(name: str, value: int, least: int) -> None:
     """Raise ValueError when `value` is below `least`."""
     if value < least:
         raise ValueError(f"{name} must be at least {least}; got {value}")
+
+
+def check_ids(name: str, ids: Tensor, below: int) -> None:
+    """Raise ValueError naming the first id that is neither -1 nor in 0..below-1.
+
+    It reads the ids, on a device a host synchronisation. Meta tensors hold none and pass.
+    """
+    if ids.is_meta or ids.numel() == 0:
+        return
+    is_wrong = ((ids < -1) | (ids >= below)).reshape(-1)
+    place = int(is_wrong.to(torch.uint8).argmax())
+    if not bool(is_wrong[place]):
+        return
+    indices = []
+    for size in reversed(ids.shape):
+        place, index = divmod(place, size)
+        indices.insert(0, index)
+    allowed = f"-1 or 0..{below - 1}" if below > 0 else "-1"
+    raise ValueError(f"{name} must be {allowed}; got {int(ids[tuple(indices)])} at {indices}")
