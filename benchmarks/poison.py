@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 _ON_MODULE = ("empty", "empty_like", "empty_strided")
 _ON_TENSOR = ("new_empty", "new_empty_strided")
@@ -35,7 +36,7 @@ def _poisoning(allocate):
 
 
 def _fill(tensor: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
+    with torch.no_grad(), _disable_current_modes():  # no operator of the program
         if tensor.dtype.is_floating_point and tensor.itemsize == 1:
             tensor.view(torch.uint8).fill_(_NAN_BYTE)
         elif tensor.dtype.is_floating_point:

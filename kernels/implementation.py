@@ -71,7 +71,7 @@ def _problem(device: torch.device) -> str | None:
     if not _is_installed():
         return "Triton is not installed (pip install 'triton>=3.6,<3.8'; it exists for Linux)"
     if device.type == "cpu" and not is_interpreted():
-        return "tensors on the CPU run it in Triton's interpreter only: set TRITON_INTERPRET=1 before Triton is imported"
+        return "tensors on the CPU run it in its interpreter only: set TRITON_INTERPRET=1 before Triton is imported"
     if device.type not in ("cpu", "cuda"):
         return f"it runs on cuda and cpu tensors, not on {device.type}"
     return None

@@ -1,4 +1,4 @@
-"""One compiled form of a kernel: what a launch passes, without the tensors, so that it can be compiled without a GPU."""
+"""One compiled form of a kernel: what a launch passes, without the tensors, so that it compiles without a GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Triton's interpreter (3.6, 3.7) made to agree with GPUs in bf16 and FP8.
 
-Unpatched it multiplies the raw bits of bf16, truncates on the way to bf16 and rounds FP8 wrongly. Here conversions round
-to nearest even (FP8 saturates), bf16 arithmetic goes through fp32 and is rounded back, products of bf16 are exact.
+Unpatched it multiplies the raw bits of bf16, truncates on the way to bf16 and rounds FP8 wrongly. Here conversions
+round to nearest even (FP8 saturates), bf16 arithmetic goes through fp32 and is rounded back, its products are exact.
 What stays as it is: `if block:` takes the branch (the compiler rejects it), TF32 is full fp32, programs run one by one.
 """
 

@@ -1,0 +1,122 @@
+"""How many bytes kernels load and store, counted in the interpreter; torch operators beside launches by their rules.
+
+Two counts. *Lanes*: every lane whose mask is true, each time; what the load and store units do. *Once*: distinct
+addresses of a launch; what memory must move at least, and does where repeated reads of a launch hit the cache. A
+declared cost states the second.
+"""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from triton.runtime import interpreter
+
+from moebench.kernels.region import region
+from moebench.trace.recorder import Recorder
+
+_Builder = interpreter.InterpreterBuilder
+
+
+@dataclass
+class Traffic:
+    """Bytes of a call: by lane, and distinct ones of each launch."""
+
+    loaded: int = 0
+    stored: int = 0
+    loaded_once: int = 0
+    stored_once: int = 0
+    launches: int = 0
+
+
+@dataclass
+class _Launch:
+    """The addresses of one launch, a list for loads and one for stores."""
+
+    loads: list[np.ndarray] = field(default_factory=list)
+    stores: list[np.ndarray] = field(default_factory=list)
+
+
+def counted(function: Callable[..., Any], *args: Any) -> tuple[int, int]:
+    """(bytes loaded, bytes stored) by unmasked lanes in `function(*args)`, a launcher or anything that calls some."""
+    traffic = count(function, *args)
+    return traffic.loaded, traffic.stored
+
+
+def count(function: Callable[..., Any], *args: Any) -> Traffic:
+    """Both counts. Call launchers, not operators: a fused operator is one operator to the rules."""
+    traffic = Traffic()
+    recorder = Recorder([arg for arg in args if isinstance(arg, torch.Tensor)])
+    with _hooked(traffic), recorder, region("dense"):
+        function(*args)
+    read = sum(op.bytes_read for op in recorder.ops)
+    written = sum(op.bytes_written for op in recorder.ops)
+    traffic.loaded += read
+    traffic.loaded_once += read
+    traffic.stored += written
+    traffic.stored_once += written
+    return traffic
+
+
+@contextmanager
+def _hooked(traffic: Traffic):
+    """Patch the interpreter's memory operations and its launch."""
+    load, store = _Builder.create_masked_load, _Builder.create_masked_store
+    update, swap = _Builder.create_atomic_rmw, _Builder.create_atomic_cas
+    run = interpreter.GridExecutor.__call__
+    launch = _Launch()
+
+    def masked_load(self, ptrs, mask, *rest):
+        launch.loads.append(_addresses(ptrs, mask))
+        return load(self, ptrs, mask, *rest)
+
+    def masked_store(self, ptrs, value, mask, *rest):
+        launch.stores.append(_addresses(ptrs, mask))
+        return store(self, ptrs, value, mask, *rest)
+
+    def atomic_rmw(self, op, ptr, value, mask, *rest):
+        launch.loads.append(_addresses(ptr, mask))
+        launch.stores.append(_addresses(ptr, mask))
+        return update(self, op, ptr, value, mask, *rest)
+
+    def atomic_cas(self, ptr, *rest):
+        launch.loads.append(_addresses(ptr, None))
+        launch.stores.append(_addresses(ptr, None))
+        return swap(self, ptr, *rest)
+
+    def call(self, *args, **kwargs):
+        launch.loads.clear()
+        launch.stores.clear()
+        with _disable_current_modes():  # the interpreter's own bookkeeping is no operator of the program
+            run(self, *args, **kwargs)
+        traffic.launches += 1
+        traffic.loaded += sum(part.size for part in launch.loads)
+        traffic.stored += sum(part.size for part in launch.stores)
+        traffic.loaded_once += _distinct(launch.loads)
+        traffic.stored_once += _distinct(launch.stores)
+
+    with (
+        patch.object(_Builder, "create_masked_load", masked_load),
+        patch.object(_Builder, "create_masked_store", masked_store),
+        patch.object(_Builder, "create_atomic_rmw", atomic_rmw),
+        patch.object(_Builder, "create_atomic_cas", atomic_cas),
+        patch.object(interpreter.GridExecutor, "__call__", call),
+    ):
+        yield
+
+
+def _addresses(ptrs, mask) -> np.ndarray:
+    """The address of every byte that the unmasked lanes touch."""
+    itemsize = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+    starts = np.asarray(ptrs.data).reshape(-1)
+    if mask is not None:
+        starts = starts[np.broadcast_to(mask.data, ptrs.data.shape).reshape(-1)]
+    return (starts[:, None] + np.arange(itemsize, dtype=np.uint64)).reshape(-1)
+
+
+def _distinct(parts: list[np.ndarray]) -> int:
+    return np.unique(np.concatenate(parts)).size if parts else 0
