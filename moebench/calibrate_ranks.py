@@ -17,7 +17,7 @@ from moebench.cluster.exchanges import ALL_REDUCE, FLAT, IN_NODE, IN_NODE_ALL_RE
 from moebench.cluster.lab import lab_problem
 from moebench.cluster.launchers import Launcher, Loopback, in_lab
 from moebench.cluster.link_fit import TINY_BYTES, Place, Timed, fit_links, timed
-from moebench.cluster.probes import EXCHANGES, WORK, Exchange, ExchangeRequest, WorkRequest
+from moebench.cluster.probes import EXCHANGES, WORK, Exchange, ExchangeRequest, Seen, WorkRequest
 from moebench.local.child import usable_cores
 from moebench.local.fit import Fit, Range, fit
 from moebench.local.machine import cpu_title, machine_title
@@ -30,7 +30,7 @@ RANKS_HARDWARE = "this-machine-ranks"
 SIZES = tuple(16384 * 8**i for i in range(5))  # 16 KiB to 64 MiB
 DTYPES = ("fp32", "bf16")
 WORK_BUDGET_S, SAMPLE_S = 0.02, 0.05
-REPEATS = 6
+STARTS, REPEATS = 3, 3  # ranks started anew differ more than samples of one start
 LARGE_S, MIDDLE_S = 0.08, 0.025  # on the wire: well above every latency
 SMALLEST_TIMES = 3  # as often as others: they vary most and take least
 LOOPBACK_BYTES = 1 << 20
@@ -135,11 +135,15 @@ def measure_work(launcher: Launcher, dtypes: Sequence[str] = DTYPES, passes: int
 
 
 def time_exchanges(
-    launcher: Launcher, place: Place, exchanges: Sequence[Exchange], repeats: int = REPEATS
+    launcher: Launcher, place: Place, exchanges: Sequence[Exchange], repeats: int = REPEATS, starts: int = STARTS
 ) -> list[Timed]:
-    """Time exchanges on the ranks of a launcher."""
+    """Time exchanges on the ranks of a launcher, `repeats` times in each of `starts` starts of the ranks."""
     request = ExchangeRequest(tuple(exchanges), place.ranks_per_node, repeats, SAMPLE_S, launcher.counters)
-    return timed(exchanges, launcher.run(EXCHANGES, (request,), TIMEOUT_S))
+    reports: list[list[Seen]] = [[] for _ in range(place.ranks)]
+    for _ in range(starts):
+        for report, seen in zip(reports, launcher.run(EXCHANGES, (request,), TIMEOUT_S), strict=True):
+            report += seen
+    return timed(exchanges, reports)
 
 
 def probes(place: Place) -> list[Exchange]:

@@ -17,6 +17,7 @@ from moebench.local.fit import Range, range_of
 TINY_BYTES = 256
 _LEAST_S = 1e-7
 _GROUPS = 3
+_RESOLUTION = 0.02  # share of a span to which it is known: quiet repeats differ by that
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,15 @@ class _Links:
         a sample is the work and an idle part that differs from one to the next: the lower quartile is nearest to the
         work.
         """
-        per = [
-            (cpu_s - self.place.ranks * self.issue_s) / self._messages(t)
-            for t in self._of(FLAT, IN_NODE)
-            for cpu_s in t.cpu_s
-            if t.exchange.bytes_per_peer <= TINY_BYTES
-        ]
-        least, low, middle = (max(float(q), _LEAST_S) for q in np.quantile(per, (0.0, 0.25, 0.5)))
-        return Range(low, 0.5 * least, max(middle, 2 * low))
+        groups: list[list[float]] = [[] for _ in range(_GROUPS)]
+        for t in self._of(FLAT, IN_NODE):
+            if t.exchange.bytes_per_peer <= TINY_BYTES:
+                for group, samples in zip(groups, _grouped(t.cpu_s)):
+                    group += [(cpu_s - self.place.ranks * self.issue_s) / self._messages(t) for cpu_s in samples]
+        per = [value for group in groups for value in group]
+        least, low = (max(float(q), _LEAST_S) for q in np.quantile(per, (0.0, 0.25)))
+        middles = [median(group) for group in groups if group]
+        return Range(low, 0.5 * least, max(2 * low, *middles))
 
     def _stream(self) -> Range:
         """Bytes that a second of processor time sends and receives: of the largest exchanges, less the smallest."""
@@ -184,20 +186,23 @@ class _Links:
         """
         place = self.place
         across, found = place.nodes > 1, {}
-        link_s, fixed_s = [0.0], [0.0]
+        link_s, fixed_s, known_to_s = [0.0], [0.0], 0.0
         if place.ranks_per_node > 1:
             even, ring = (IN_NODE, IN_NODE_ALL_REDUCE) if across else (FLAT, ALL_REDUCE)
             cores_s = (place.ranks_per_node - 1) * self.message.value * self.crowding
-            beyond_s = [max(span_s - self._issue_s - cores_s, 0.0) for span_s in _medians(self._smallest(even).span_s)]
+            spans_s = _medians(self._smallest(even).span_s)
+            beyond_s = [max(span_s - self._issue_s - cores_s, 0.0) for span_s in spans_s]
             link_s, fixed_s = self._solved(beyond_s, ring, 2 * (place.ranks_per_node - 1), 0.0)
-        found["link.latency"] = range_of([max(v, _LEAST_S) for v in link_s])
+            known_to_s = _RESOLUTION * median(spans_s)
+        found["link.latency"] = _difference(link_s, known_to_s)
         if across:
             steps, crossing = 2 * (place.ranks - 1), 2 * (place.nodes - 1)
             known_s = (steps - crossing) * median(link_s) if place.ranks_per_node > 1 else 0.0
             own = crossing if place.ranks_per_node > 1 else steps
             nic_s, fixed_s = self._solved([beyond for _, beyond in self._lines()], ALL_REDUCE, own, known_s)
-            found["nic.latency"] = range_of([max(v, _LEAST_S) for v in nic_s])
-        return {**found, "collective.fixed": range_of([max(v, _LEAST_S) for v in fixed_s])}
+            known_to_s = _RESOLUTION * median(self._largest(FLAT).span_s)
+            found["nic.latency"] = _difference(nic_s, known_to_s)
+        return {**found, "collective.fixed": _difference(fixed_s, known_to_s)}
 
     @property
     def _issue_s(self) -> float:
@@ -250,9 +255,23 @@ class _Links:
         return _narrow([share for share, _ in self._lines()])
 
 
+def _grouped(values: Sequence[float]) -> list[Sequence[float]]:
+    """Samples of each start of the ranks: they come start by start, as many from each."""
+    groups = min(_GROUPS, len(values))
+    cuts = [len(values) * i // groups for i in range(groups + 1)]
+    return [values[low:high] for low, high in zip(cuts, cuts[1:])]
+
+
 def _medians(values: Sequence[float]) -> list[float]:
-    """Of as many groups as repeats of a measurement are worth: single samples of a crowd of processes are far off."""
-    return [median(values[start::_GROUPS]) for start in range(min(_GROUPS, len(values)))]
+    """Of each start of the ranks: what the next calibration finds differs as much as these, not as single samples."""
+    return [median(group) for group in _grouped(values)]
+
+
+def _difference(values_s: Sequence[float], known_to_s: float) -> Range:
+    """A time that is a small difference of spans: known no better than they are, however equal its repeats."""
+    found = range_of([max(v, _LEAST_S) for v in values_s])
+    return Range(found.value, min(found.low, max(found.value - known_to_s, 0.5 * _LEAST_S)),
+                 max(found.high, found.value + known_to_s))  # fmt: skip
 
 
 def _counted(values: Sequence[float]) -> Range:
