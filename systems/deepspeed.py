@@ -154,7 +154,8 @@ class DeepSpeed:
 
     def supports(self, workload: LayerWorkload, conventions: Conventions) -> str | None:
         """None, or the reason why DeepSpeed has no such layer."""
-        return refusal(workload, conventions, self.name, **_SUPPORTED.get(workload.gate.name, {}))
+        supported = _SUPPORTED.get(workload.gate.name, {})
+        return refusal(workload, conventions, self.name, known_gates=tuple(_SUPPORTED), **supported)
 
     def as_shipped(self, gate: GateSpec) -> Conventions:
         """The defaults of `deepspeed.moe.layer.MoE` in training."""

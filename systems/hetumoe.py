@@ -77,6 +77,7 @@ class HetuMoE:
             workload,
             conventions,
             self.name,
+            known_gates=("switch", "gshard", "topk"),
             capacity_rule=("k-times-ceil", "ceil-of-product"),
             drop_order=("arrival",),
             normalisation=("none",),

@@ -16,7 +16,7 @@ class LayerWeights:
     """Weights (or their gradients) of the experts that a rank holds, L = E / R, in one layout for every system.
 
     Attributes:
-        gate_DE: router, no bias.
+        gate_DE: router, no bias; not used where the rule has no router.
         w1_LDF, w2_LFD: the experts' products; w3_LDF is the second input product of SwiGLU, else None.
     """
 

@@ -19,23 +19,36 @@ from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.errors import InputError
 from moebench.workloads.gates import registry as gates
+from moebench.workloads.gates.context import GateContext
 from moebench.workloads.gates.noise import jitter
 from moebench.workloads.layer import LayerWorkload
+from moebench.workloads.token_ids import token_ids_for
 
 
 class Router(nn.Module):
-    """The linear router in `gate_dtype`: input and weight are cast at every call, as the real layers do."""
+    """The linear router in `gate_dtype`: input and weight are cast at every call, as the real layers do.
 
-    def __init__(self, d_model: int, experts: int, conventions: Conventions, device: torch.device, dtype: torch.dtype):
+    Its buffers are the rule's state (`Gate.state`). A rule without a router has no parameter here.
+    """
+
+    def __init__(self, workload: LayerWorkload, conventions: Conventions, device: torch.device, dtype: torch.dtype):
         super().__init__()
-        self.weight_ED = nn.Parameter(_normal(experts, d_model, device=device, dtype=dtype))
+        rule, self.experts = gates.get_gate(workload.gate.name), workload.experts
+        self.weight_ED: nn.Parameter | None = None
+        if rule.has_router:
+            weight_ED = _normal(workload.experts, workload.d_model, device=device, dtype=dtype)
+            self.weight_ED = nn.Parameter(weight_ED)
         self.gate_dtype = torch_dtype(conventions.gate_dtype)
         self.jitters = conventions.noise == "input-jitter"
+        for name, tensor in rule.initial_state(workload.gate, workload.experts).items():
+            self.register_buffer(name, tensor.to(device))
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """Logits [T, E]."""
+        """Logits [T, E]; zeros that take no memory where there is no router."""
+        if self.weight_ED is None:
+            return x_TD.new_zeros((), dtype=self.gate_dtype).expand(len(x_TD), self.experts)
         x_TD = x_TD.to(self.gate_dtype)
-        if self.jitters:
+        if self.jitters and self.training:
             x_TD = jitter(x_TD)
         return torch.mm(x_TD, self.weight_ED.to(self.gate_dtype).t())
 
@@ -62,14 +75,24 @@ class Expert(nn.Module):
 
 
 class ExpertParallelLayer(MoELayer):
-    """A router and the L experts of this rank, each its own module."""
+    """A router and the L experts of this rank, each its own module.
+
+    Attributes:
+        step: training steps taken, for rules that follow a schedule; who trains the layer counts.
+        token_ids_T: the ids of the tokens of the next call, for rules that route by them; at first those of the
+            workload (`token_ids_for`). None for all other rules.
+    """
+
+    step: int = 0
+    token_ids_T: Tensor | None
 
     def __init__(
         self, workload: LayerWorkload, group: Group, conventions: Conventions, device: torch.device, dtype: torch.dtype
     ):
         super().__init__()
         self.workload, self.group, self.conventions = workload, group, conventions
-        self.gate = Router(workload.d_model, workload.experts, conventions, device, dtype)
+        self.gate = Router(workload, conventions, device, dtype)
+        self.register_buffer("token_ids_T", _token_ids(workload, group, device), persistent=False)
         local = workload.experts // group.size
         self.experts = nn.ModuleList(Expert(workload, device, dtype) for _ in range(local))
 
@@ -78,37 +101,55 @@ class ExpertParallelLayer(MoELayer):
         """The experts of this rank, in order."""
         return cast(list[Expert], list(self.experts))
 
+    @property
+    def gate_context(self) -> GateContext:
+        """What the rule is given besides logits."""
+        return GateContext(self.training, self.step, self.token_ids_T, dict(self.gate.named_buffers()))
+
     def load_weights(self, weights: LayerWeights) -> None:
         """Copy `weights` into this layer's parameters."""
         with torch.no_grad():
-            self.gate.weight_ED.copy_(weights.gate_DE.t())
+            if self.gate.weight_ED is not None:
+                self.gate.weight_ED.copy_(weights.gate_DE.t())
             for name, stacked in _expert_weights(weights):
                 for expert, weight in zip(self.experts, stacked, strict=True):
                     getattr(expert, name).copy_(weight)
 
     def weight_gradients(self) -> LayerWeights:
         """The gradients of this layer's parameters, in the common layout; zeros where autograd left None."""
+        router_ED = self.gate.weight_ED
+        if router_ED is None:
+            router_ED = self.local_experts[0].w1_DF.new_zeros(self.workload.experts, self.workload.d_model)
 
         def stacked(name: str) -> Tensor:
             return torch.stack([_grad(getattr(expert, name)) for expert in self.experts])
 
         w3_LDF = stacked("w3_DF") if self.workload.activation == "swiglu" else None
-        return LayerWeights(_grad(self.gate.weight_ED).t().contiguous(), stacked("w1_DF"), stacked("w2_FD"), w3_LDF)
+        return LayerWeights(_grad(router_ED).t().contiguous(), stacked("w1_DF"), stacked("w2_FD"), w3_LDF)
 
 
 def refusal(
-    workload: LayerWorkload, conventions: Conventions, system: str, **supported: Sequence[str]
+    workload: LayerWorkload,
+    conventions: Conventions,
+    system: str,
+    known_gates: Sequence[str] | None = None,
+    **supported: Sequence[str],
 ) -> str | None:
     """Why a system that knows only the `supported` values of the named fields can't run these conventions.
 
-    Covers what holds for every system: an unknown gate, or conventions without a meaning for it.
+    Covers what holds for every system: an unknown gate, or conventions or a number of experts without a meaning for it.
+
+    Args:
+        known_gates: names of the gates that the system has; None for all.
     """
     try:
-        reason = gates.problem(workload.gate, conventions)
+        reason = gates.problem(workload.gate, conventions, workload.experts)
     except InputError as error:
         return str(error)
     if reason is not None:
         return reason
+    if known_gates is not None and workload.gate.name not in known_gates:
+        return f"{system} has no gate {workload.gate.name}; it has {', '.join(known_gates)}"
     for field, known in supported.items():
         value = getattr(conventions, field)
         if value not in known:
@@ -137,6 +178,15 @@ def exchange(x_ECD: Tensor, group: Group) -> Tensor:
 def mean_over_tokens(x_TE: Tensor) -> Tensor:
     """Mean of each column; 0 without tokens, where torch's mean is NaN."""
     return x_TE.mean(dim=0) if len(x_TE) else x_TE.sum(dim=0)
+
+
+def _token_ids(workload: LayerWorkload, group: Group, device: torch.device) -> Tensor | None:
+    """The workload's, for rules that route by them."""
+    if not gates.get_gate(workload.gate.name).needs_token_ids:
+        return None
+    if device.type == "meta":
+        return torch.empty(workload.tokens, dtype=torch.int64, device=device)
+    return token_ids_for(workload, group.rank).to(device)
 
 
 def _normal(rows: int, columns: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:

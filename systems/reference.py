@@ -19,6 +19,7 @@ from moebench.systems.interface import LayerWeights
 from moebench.systems.layer import ExpertParallelLayer, checked, exchange, refusal
 from moebench.workloads.conventions import COMMON, Conventions
 from moebench.workloads.gates import steps
+from moebench.workloads.gates.context import TRAINING, GateContext
 from moebench.workloads.gates.registry import get_gate
 from moebench.workloads.layer import GateSpec, LayerWorkload
 from moebench.workloads.routing import Routing
@@ -30,6 +31,7 @@ def reference_layer(
     workload: LayerWorkload,
     conventions: Conventions = COMMON,
     generator: torch.Generator | None = None,
+    contexts: Sequence[GateContext] | None = None,
 ) -> list[tuple[Tensor, Tensor, Routing]]:
     """The layer on R = len(xs) ranks: every rank's (y_TD, auxiliary loss, routing).
 
@@ -39,12 +41,15 @@ def reference_layer(
         xs: each rank's tokens [T, D]; T may differ.
         weights: the router and the weights of all E experts.
         generator: feeds noise and random drops.
+        contexts: each rank's; by default the first step of a training without token ids.
     """
     route = get_gate(workload.gate.name).route
     results = []
-    for x_TD in xs:
-        logits_TE = steps.router_logits(x_TD, weights.gate_DE, conventions, generator)
-        routing = route(logits_TE, workload.gate, conventions, workload.capacity_factor, generator)
+    for x_TD, context in zip(xs, contexts or [TRAINING] * len(xs), strict=True):
+        logits_TE = steps.router_logits(x_TD, weights.gate_DE, conventions, generator, context.training)
+        routing = route(
+            logits_TE, workload.gate, conventions, workload.capacity_factor, generator, context=context
+        )
         results.append((_mixture(x_TD, routing, weights, workload, conventions), routing.aux, routing))
     return results
 
@@ -75,7 +80,7 @@ def _mixture(
     inside = conventions.weight_site == "before-second-product"
     y_TD = torch.zeros_like(x_TD)
     for expert in range(workload.experts):
-        for choice in range(workload.gate.top_k):
+        for choice in range(routing.experts_TK.shape[1]):
             here_T = (routing.experts_TK[:, choice] == expert) & routing.keep_TK[:, choice]
             tokens_N = torch.argwhere(here_T).squeeze(1)
             weight_N = routing.weights_TK[:, choice].index_select(0, tokens_N)
@@ -115,8 +120,14 @@ class ReferenceLayer(ExpertParallelLayer):
         """The rule on this rank's tokens."""
         workload = self.workload
         rule = get_gate(workload.gate.name).route
-        factor = workload.capacity_factor
-        return rule(self.gate(x_TD), workload.gate, self.conventions, factor, max_count=self.max_count)
+        return rule(
+            self.gate(x_TD),
+            workload.gate,
+            self.conventions,
+            workload.capacity_factor,
+            max_count=self.max_count,
+            context=self.gate_context,
+        )
 
     def max_count(self, counts_E: Tensor) -> int:
         """The largest count over experts and ranks, read on the host."""

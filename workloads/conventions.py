@@ -31,6 +31,7 @@ NOISES = (
     "input-jitter",  # the gate's input times U(1 - 0.01, 1 + 0.01) (Switch, DeepSpeed Jitter)
     "gumbel-second",  # the second expert is the argmax of logits + Gumbel(0, 1) (DeepSpeed top-2)
     "random-second",  # the second expert is used with probability min(1, 2 x its weight) (GShard)
+    "gumbel",  # Gumbel(0, 1) is added to all logits before the softmax (Dense-to-Sparse)
 )
 WEIGHT_SITES = ("output", "before-second-product")
 

@@ -9,19 +9,41 @@ ACTIVATIONS = ("relu", "gelu", "swiglu")
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 ROUTINGS = ("iid", "exact", "zipf", "trace")
 MOST_LOCAL_EXPERTS = 1024  # of a rank: far above any model, and what a layer may loop over
+# Rules that leave no choice of K, which their label then does not name. A rule that lets many experts have a token
+# during training counts what it makes in evaluation.
+FIXED_TOP_K = {"switch": 1, "gshard": 2, "hash": 1, "dense-to-sparse": 1}
+
+OptionValue = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """A routing rule by name and its number of choices K."""
+    """A routing rule by name, its number of choices K, and what else the rule leaves open.
+
+    Attributes:
+        options: (name, value) pairs, sorted by name; the rule's file says which there are (`Options`). Those that are
+            not named have their default.
+    """
 
     name: str
     top_k: int = 1
+    options: tuple[tuple[str, OptionValue], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", tuple(sorted((name, value) for name, value in self.options)))
 
     @property
     def label(self) -> str:
-        """`switch`, `gshard`, `topk-4`: the name, with K where the name leaves it open."""
-        return f"{self.name}-{self.top_k}" if self.name == "topk" else self.name
+        """`switch`, `topk-4`, `sam-2+groups=4`: the name, K where the name leaves it open, the options."""
+        choices = "" if self.name in FIXED_TOP_K else f"-{self.top_k}"
+        return self.name + choices + "".join(f"+{name}={option_text(value)}" for name, value in self.options)
+
+
+def option_text(value: OptionValue) -> str:
+    """An option's value as a label shows it: `true`, `4`, `0.001`, `linear`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).replace("e+", "e") if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """Suite files into the dataclasses of moebench.workloads.suite."""
 
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.errors import InputError
 from moebench.workloads.layer import GateSpec, RoutingSpec
 from moebench.workloads.places import SUITES, find, names
 from moebench.workloads.schema import ExperimentFile, LayerFile, SuiteFile, check_data, parse_file
@@ -65,24 +64,14 @@ def to_file(suite: Suite) -> dict[str, Any]:
 
 
 def gate_spec(label: str, where: str = "") -> GateSpec:
-    """The gate of a label: `switch`, or with its number of choices `topk-4`.
+    """The gate of a label: `switch`, with its number of choices `topk-4`, with options `sam-2+groups=4`.
 
     Raises:
-        InputError: no such gate; lists the valid ones.
+        InputError: no such gate or option; lists the valid ones.
     """
-    from moebench.workloads.gates.registry import GATES
+    from moebench.workloads.gates.registry import parse_label
 
-    if label in GATES:
-        return GateSpec(label, GATES[label].default_top_k)
-    match = re.fullmatch(r"(.+)-([1-9]\d{0,5})", label)
-    if match is None or match[1] not in GATES:
-        raise one_of("gate", label, GATES, where)
-    gate = GateSpec(match[1], int(match[2]))
-    if gate.label != label:  # its name would not tell it from the gate of the usual k
-        place = f"{where}: " if where else ""
-        hint = f"{match[1]} takes no number; topk does, such as topk-{match[2]}"
-        raise InputError(f"{place}unknown gate {label!r}: {hint}")
-    return gate
+    return parse_label(label, where)
 
 
 def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> Experiment:

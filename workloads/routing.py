@@ -4,7 +4,8 @@ Legend: T tokens of a rank, E experts, K choices a token, D model, R ranks.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import ROUTINGS, LayerWorkload
 
 _CHOSEN_LOGIT = 4.0  # `exact`: a chosen expert's lead over the others; below saturation, so that gradients are alive
-_LOGITS, _POPULARITY, _FILLER = range(3)  # independent streams of one seed
+_LOGITS, _POPULARITY, _FILLER, TOKEN_IDS = range(4)  # independent streams of one seed
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,17 @@ class Routing:
     """What a rule decided for the tokens of one rank.
 
     Attributes:
-        experts_TK: chosen experts, best first; -1 where the rule makes no j-th choice.
+        experts_TK: chosen experts in the rule's order, best first where it ranks; -1 where it makes no j-th choice.
+            K is at most E, and may differ from `GateSpec.top_k`.
         weights_TK: what multiplies the expert's output, 0 where the route was dropped; differentiable.
         keep_TK: whether the route found a slot.
         slots_TK: position of the route inside its expert's buffer, -1 where it has none.
-        probs_TE: softmax of the logits; differentiable.
-        aux: auxiliary loss, a scalar; differentiable.
+        probs_TE: what the weights were taken from, most often the softmax of the logits; differentiable.
+        aux: auxiliary loss, a scalar, the sum of `aux_terms`; differentiable, a constant 0 for rules without one.
         counts_E: routes to each expert before capacity, all K choices together.
         capacity: slots C of each (source rank, expert).
+        aux_terms: the auxiliary losses by name.
+        rounds: how many rounds a rule took whose work depends on the data; None for all others.
     """
 
     experts_TK: Tensor
@@ -42,6 +46,8 @@ class Routing:
     aux: Tensor
     counts_E: Tensor
     capacity: int
+    aux_terms: Mapping[str, Tensor] = field(default_factory=dict)
+    rounds: int | None = None
 
     @property
     def dropped(self) -> int:
@@ -93,23 +99,31 @@ def imposed_input(workload: LayerWorkload, rank: int) -> tuple[Tensor, Tensor]:
     return x_TD, gate_DE
 
 
-def _generator(workload: LayerWorkload, rank: int, stream: int) -> torch.Generator:
+def generator_for(workload: LayerWorkload, rank: int, stream: int) -> torch.Generator:
+    """The random numbers of one stream of a rank."""
     words = np.random.SeedSequence([workload.routing.seed, rank, stream]).generate_state(2, np.uint32)
     return torch.Generator().manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
 
 
 def _normal(workload: LayerWorkload, rank: int, rows: int, columns: int, stream: int = _LOGITS) -> Tensor:
-    return torch.randn(rows, columns, generator=_generator(workload, rank, stream))
+    return torch.randn(rows, columns, generator=generator_for(workload, rank, stream))
 
 
 def _exact(workload: LayerWorkload, rank: int) -> Tensor:
     """Choice j of token t is expert t + j + an offset; every expert gets T/E tokens of each choice where E divides T.
 
-    The remainder of the division starts where the rank before stopped, so that it evens out over the ranks.
+    A rule that can't choose so has balanced choices of its own (`Gate.exact`). The remainder of the division starts
+    where the rank before stopped, so that it evens out over the ranks.
     """
+    from moebench.workloads.gates.registry import get_gate  # here, because rules return what this file defines
+
     tokens, experts, top_k = workload.tokens, workload.experts, workload.gate.top_k
     start = rank * (tokens % experts)
-    choices_TK = (torch.arange(tokens)[:, None] + torch.arange(top_k)[None, :] + start) % experts
+    own = get_gate(workload.gate.name).exact
+    if own is not None:
+        choices_TK = own(workload.gate, tokens, experts, start)
+    else:
+        choices_TK = (torch.arange(tokens)[:, None] + torch.arange(top_k)[None, :] + start) % experts
     lead_K = _CHOSEN_LOGIT + torch.arange(top_k, 0, -1, dtype=torch.float32)
     return torch.zeros(tokens, experts).scatter_(1, choices_TK, lead_K.expand(tokens, top_k))
 
@@ -122,8 +136,8 @@ def _zipf(workload: LayerWorkload, rank: int) -> Tensor:
     """
     experts = workload.experts
     log_p_E = -workload.routing.alpha * torch.arange(1, experts + 1, dtype=torch.float32).log()
-    place_E = torch.randperm(experts, generator=_generator(workload, 0, _POPULARITY))
-    uniform_TE = torch.rand(workload.tokens, experts, generator=_generator(workload, rank, _LOGITS))
+    place_E = torch.randperm(experts, generator=generator_for(workload, 0, _POPULARITY))
+    uniform_TE = torch.rand(workload.tokens, experts, generator=generator_for(workload, rank, _LOGITS))
     gumbel_TE = -(-uniform_TE.clamp(min=1e-20).log()).clamp(min=1e-20).log()
     return log_p_E[place_E] + gumbel_TE
 

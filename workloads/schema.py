@@ -86,7 +86,11 @@ Name = Annotated[str, _pattern("a name: lower-case letters, digits, - and _", re
 Extended = Annotated[str, _pattern("a name of a file", re.compile(r"_?[a-z0-9][a-z0-9_-]*"))]
 Size = Annotated[str, _pattern("a size: write NODESxGPUS such as 4x8", SIZE)]
 GateLabel = Annotated[
-    str, _pattern("a gate: write a name, or a name and its k such as topk-4", re.compile(r"[a-z][a-z0-9_-]*"))
+    str,
+    _pattern(
+        "a gate: write a name, a name and its k such as topk-4, and options such as sam-2+groups=4",
+        re.compile(r"[a-z][a-z0-9_-]*(\+[a-z_]+=[A-Za-z0-9._-]+)*"),
+    ),
 ]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # Upper bounds are far beyond any machine or model, and keep what is computed from them finite.

@@ -197,7 +197,7 @@ def test_a_workload_without_meaning_is_refused(system):
     assert "no meaning for gate switch" in system.supports(workload(SWITCH), noisy)
     with pytest.raises(InputError, match="no meaning for gate switch"):
         system.build(workload(SWITCH), described_group(1), noisy, CPU, torch.float32)
-    assert "unknown gate" in system.supports(workload(GateSpec("hash", 1)), COMMON)
+    assert "unknown gate" in system.supports(workload(GateSpec("cash", 1)), COMMON)
 
 
 def test_what_a_system_lacks_is_said():

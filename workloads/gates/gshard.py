@@ -9,35 +9,30 @@ from torch import Tensor
 
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.gates import steps
+from moebench.workloads.gates.context import Choice, GateContext
+from moebench.workloads.gates.gate import QUIET_OR_JITTER, Gate
 from moebench.workloads.gates.noise import gumbel_like, uniform_like
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.routing import Routing
 
 
-def route(
+def choose(
     logits_TE: Tensor,
     gate: GateSpec,
     conventions: Conventions,
-    capacity_factor: float,
-    generator: torch.Generator | None = None,
-    max_count: steps.MaxCount = None,
-) -> Routing:
-    """The rule `gshard`, K = 2. Logits are those of `steps.router_logits`.
-
-    Raises:
-        InputError: conventions without a meaning for this rule.
-    """
-    probs_TE = steps.probabilities(logits_TE, gate, conventions)
+    context: GateContext,
+    generator: torch.Generator | None,
+) -> Choice:
+    """The rule `gshard`, K = 2: a `moebench.workloads.gates.context.Rule`. Noise acts in training alone."""
+    noise = conventions.noise if context.training else "none"
+    probs_TE = logits_TE.softmax(dim=1)
     experts_TK = steps.ranked(probs_TE, 2)
-    if conventions.noise == "gumbel-second":
-        experts_TK = _drawn_second(logits_TE.to(probs_TE.dtype), experts_TK, generator)
-    weights_TK = probs_TE.gather(1, experts_TK)
-    if conventions.normalisation == "before-drop":
-        weights_TK = steps.normalised(weights_TK)
-    if conventions.noise == "random-second":
-        experts_TK, weights_TK = _sometimes_second(experts_TK, weights_TK, generator)
+    if noise == "gumbel-second":
+        experts_TK = _drawn_second(logits_TE, experts_TK, generator)
+    weights_TK = steps.weights_of(probs_TE, experts_TK, conventions)
     aux = steps.balance_loss(probs_TE, experts_TK[:, :1], conventions)
-    return steps.settle(experts_TK, weights_TK, probs_TE, aux, conventions, capacity_factor, generator, max_count)
+    if noise == "random-second":
+        experts_TK, weights_TK = _sometimes_second(experts_TK, weights_TK, generator)
+    return Choice(experts_TK, weights_TK, probs_TE, {"balance": aux})
 
 
 def _drawn_second(logits_TE: Tensor, experts_TK: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -55,3 +50,15 @@ def _sometimes_second(
     used_T = 2 * weights_TK[:, 1] > uniform_like(weights_TK[:, 1].detach(), 0.0, 1.0, generator)
     used_TK = torch.stack([torch.ones_like(used_T), used_T], dim=1)
     return experts_TK.where(used_TK, steps.NO_ROUTE), weights_TK * used_TK
+
+
+GSHARD = Gate(
+    name="gshard",
+    title="GShard top-2",
+    formula="two largest p, w = p1, p2",
+    default_top_k=2,
+    choose=choose,
+    source="Lepikhin et al. 2020 (arXiv 2006.16668), algorithm 1",
+    aux="E sum P_e f_e, first choices",
+    conventions={"noise": (*QUIET_OR_JITTER, "gumbel-second", "random-second")},
+)

@@ -1,56 +1,22 @@
-"""The routing rules by name: an explicit list."""
-
-from dataclasses import dataclass
-from typing import Protocol
-
-import torch
-from torch import Tensor
+"""The routing rules by name: an explicit list; gates from their labels."""
 
 from moebench.workloads.conventions import Conventions
-from moebench.workloads.errors import one_of
-from moebench.workloads.gates import gshard, steps, switch, topk
-from moebench.workloads.layer import GateSpec
-from moebench.workloads.routing import Routing
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.gates import options as gate_options
+from moebench.workloads.gates.dense_to_sparse import DENSE_TO_SPARSE
+from moebench.workloads.gates.gate import Gate
+from moebench.workloads.gates.gshard import GSHARD
+from moebench.workloads.gates.hash import HASH
+from moebench.workloads.gates.ktop1 import KTOP1
+from moebench.workloads.gates.sam import SAM
+from moebench.workloads.gates.switch import SWITCH
+from moebench.workloads.gates.topk import TOPK
+from moebench.workloads.layer import FIXED_TOP_K, GateSpec, OptionValue
 
-
-class Rule(Protocol):
-    """Logits [T, E] of a rank -> Routing."""
-
-    def __call__(
-        self,
-        logits_TE: Tensor,
-        gate: GateSpec,
-        conventions: Conventions,
-        capacity_factor: float,
-        generator: torch.Generator | None = None,
-        max_count: steps.MaxCount = None,
-    ) -> Routing:
-        """Route; `generator` feeds noise and random drops, `max_count` is a dropless layer's capacity."""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A routing rule with its reference implementation.
-
-    Attributes:
-        formula: the rule in one line, p = softmax(logits).
-        default_top_k: K where a suite does not say.
-    """
-
-    name: str
-    title: str
-    formula: str
-    default_top_k: int
-    route: Rule
-
+__all__ = ["GATES", "Gate", "gate", "get_gate", "parse_label", "problem"]
 
 GATES: dict[str, Gate] = {
-    gate.name: gate
-    for gate in (
-        Gate("switch", "Switch", "e = argmax p, w = p_e; aux E sum P_e f_e", 1, switch.route),
-        Gate("gshard", "GShard top-2", "two largest p, w = p1, p2; aux E sum P_e f_e, first choices", 2, gshard.route),
-        Gate("topk", "Top-k", "k largest p, w = p; aux (E/k) sum P_e f_e, all choices", 2, topk.route),
-    )
+    one.name: one for one in (SWITCH, GSHARD, TOPK, KTOP1, HASH, SAM, DENSE_TO_SPARSE)
 }
 
 
@@ -65,11 +31,56 @@ def get_gate(name: str) -> Gate:
     return GATES[name]
 
 
-def problem(gate: GateSpec, conventions: Conventions) -> str | None:
-    """Why these conventions have no meaning for this gate; None when they have one.
+def gate(name: str, top_k: int | None = None, **options: OptionValue) -> GateSpec:
+    """The gate of a name, with the rule's own K and options where none are given.
+
+    Raises:
+        InputError: unknown gate or option, or a value that the rule refuses.
+    """
+    rule = get_gate(name)
+    spec = GateSpec(name, rule.default_top_k if top_k is None else top_k, tuple(options.items()))
+    return gate_options.canonical(rule.options, spec)
+
+
+def parse_label(label: str, where: str = "") -> GateSpec:
+    """The gate of a label: a name, or with K `topk-4`, or with options `sam-2+groups=4`.
+
+    Raises:
+        InputError: no such gate or option; says what there is.
+    """
+    place = f"{where}: " if where else ""
+    name, *pairs = label.split("+")
+    name, top_k = _name_and_k(name, label, where)
+    options = []
+    for pair in pairs:
+        option, equals, value = pair.partition("=")
+        if not equals:
+            raise InputError(f"{place}gate {label!r}: write an option as +name=value, not {pair!r}")
+        options.append((option, value))
+    try:
+        return gate(name, top_k, **gate_options.parse(GATES[name].options, name, options))
+    except InputError as error:
+        raise InputError(f"{place}{error}") from None
+
+
+def _name_and_k(name: str, label: str, where: str) -> tuple[str, int | None]:
+    """A label's first part: `topk-4` is topk and 4, `topk` and `dense-to-sparse` leave K open."""
+    if name in GATES:
+        return name, None
+    stem, _, number = name.rpartition("-")
+    if stem not in GATES or not number.isascii() or not number.isdigit() or number[0] == "0" or len(number) > 6:
+        raise one_of("gate", name, GATES, where)
+    if stem in FIXED_TOP_K:
+        place = f"{where}: " if where else ""
+        free = next(one for one in GATES if one not in FIXED_TOP_K)
+        raise InputError(f"{place}unknown gate {label!r}: {stem} takes no number; {free} does, such as {free}-{number}")
+    return stem, int(number)
+
+
+def problem(gate: GateSpec, conventions: Conventions, experts: int | None = None) -> str | None:
+    """Why a gate has no meaning under these conventions, or with E = `experts`; None when it has one.
 
     Raises:
         InputError: unknown gate.
     """
-    get_gate(gate.name)
-    return steps.problem(gate, conventions)
+    return get_gate(gate.name).problem(gate, conventions, experts)

@@ -12,44 +12,27 @@ from torch import Tensor
 from moebench.kernels.explicit import count
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
-from moebench.workloads.errors import InputError
+from moebench.workloads.gates.context import Choice
 from moebench.workloads.gates.noise import jitter
-from moebench.workloads.layer import GateSpec
 from moebench.workloads.routing import Routing
 
 NO_ROUTE = -1
 # Capacity of a dropless layer: the largest count over all experts and ranks, or a function that finds it from this
 # rank's counts. None stands for this rank alone.
 MaxCount = int | Callable[[Tensor], int] | None
-NOISES = {
-    "switch": ("none", "input-jitter"),
-    "gshard": ("none", "input-jitter", "gumbel-second", "random-second"),
-    "topk": ("none", "input-jitter"),
-}
-FIXED_TOP_K = {"switch": 1, "gshard": 2}
-
-
-def problem(gate: GateSpec, conventions: Conventions) -> str | None:
-    """Why these conventions have no meaning for this rule; None when they have one."""
-    fixed = FIXED_TOP_K.get(gate.name)
-    if fixed is not None and gate.top_k != fixed:
-        return f"gate {gate.name} makes {fixed} choice(s) a token, not top_k = {gate.top_k}; gate topk takes any"
-    if conventions.noise not in NOISES[gate.name]:
-        return f"noise {conventions.noise} has no meaning for gate {gate.name}; it takes {', '.join(NOISES[gate.name])}"
-    if conventions.noise == "random-second" and conventions.normalisation == "after-drop":
-        return "noise random-second draws with the second weight, which normalisation after-drop only knows afterwards"
-    if conventions.is_dropless and conventions.drop_order != "arrival":
-        return f"drop_order {conventions.drop_order} has no meaning under capacity_rule unlimited: nothing is dropped"
-    return None
 
 
 def router_logits(
-    x_TD: Tensor, gate_DE: Tensor, conventions: Conventions, generator: torch.Generator | None = None
+    x_TD: Tensor,
+    gate_DE: Tensor,
+    conventions: Conventions,
+    generator: torch.Generator | None = None,
+    training: bool = True,
 ) -> Tensor:
-    """The linear router in `gate_dtype`; `input-jitter` acts here, on the gate's input alone."""
+    """The linear router in `gate_dtype`; in training `input-jitter` acts here, on the gate's input alone."""
     dtype = torch_dtype(conventions.gate_dtype)
     x_TD = x_TD.to(dtype)
-    if conventions.noise == "input-jitter":
+    if training and conventions.noise == "input-jitter":
         x_TD = jitter(x_TD, generator)
     return x_TD @ gate_DE.to(dtype)
 
@@ -112,6 +95,12 @@ def normalised(weights_TK: Tensor) -> Tensor:
     return weights_TK / total_T1.clamp(min=torch.finfo(weights_TK.dtype).eps)
 
 
+def weights_of(probs_TE: Tensor, experts_TK: Tensor, conventions: Conventions) -> Tensor:
+    """The probabilities of the chosen experts, which all exist; over their sum under `before-drop`."""
+    weights_TK = probs_TE.gather(1, experts_TK)
+    return normalised(weights_TK) if conventions.normalisation == "before-drop" else weights_TK
+
+
 def final_weights(weights_TK: Tensor, keep_TK: Tensor, conventions: Conventions) -> Tensor:
     """The weights after the drops: zero where dropped; `after-drop` shares the weight among the survivors."""
     kept_TK = weights_TK * keep_TK
@@ -130,35 +119,20 @@ def balance_loss(probs_TE: Tensor, choices_TK: Tensor, conventions: Conventions)
     return conventions.auxiliary * experts / choices_TK.shape[1] * (probs_TE.mean(dim=0) * share_E).sum()
 
 
-def probabilities(logits_TE: Tensor, gate: GateSpec, conventions: Conventions) -> Tensor:
-    """Softmax over the experts in `gate_dtype`.
-
-    Raises:
-        InputError: conventions that the rule gives no meaning to, or more choices than experts.
-    """
-    reason = problem(gate, conventions)
-    if reason is None and gate.top_k > logits_TE.shape[1]:
-        reason = f"top_k = {gate.top_k} is above experts = {logits_TE.shape[1]}"
-    if reason is not None:
-        raise InputError(reason)
-    return logits_TE.to(torch_dtype(conventions.gate_dtype)).softmax(dim=1)
-
-
 def settle(
-    experts_TK: Tensor,
-    weights_TK: Tensor,
-    probs_TE: Tensor,
-    aux: Tensor,
+    choice: Choice,
     conventions: Conventions,
     capacity_factor: float,
-    generator: torch.Generator | None,
-    max_count: MaxCount,
+    generator: torch.Generator | None = None,
+    max_count: MaxCount = None,
 ) -> Routing:
     """The last step of every rule: capacity, drops, final weights."""
-    tokens, top_k = experts_TK.shape
-    experts = probs_TE.shape[1]
+    experts_TK, probs_TE = choice.experts_TK, choice.probs_TE
+    (tokens, top_k), experts = experts_TK.shape, probs_TE.shape[1]
     counts_E = count(experts_TK, experts)
-    if conventions.is_dropless:
+    if choice.capacity is not None:
+        capacity = choice.capacity
+    elif conventions.is_dropless:
         if max_count is None:
             max_count = int(counts_E.max())
         most = max_count if isinstance(max_count, int) else max_count(counts_E)
@@ -166,5 +140,8 @@ def settle(
     else:
         capacity = conventions.capacity(tokens, experts, top_k, capacity_factor)
     keep_TK, slots_TK = drop(experts_TK, probs_TE, capacity, conventions, generator)
-    final_TK = final_weights(weights_TK, keep_TK, conventions)
-    return Routing(experts_TK, final_TK, keep_TK, slots_TK, probs_TE, aux, counts_E, capacity)
+    weights_TK = final_weights(choice.weights_TK, keep_TK, conventions)
+    aux = sum(choice.aux_terms.values(), start=probs_TE.new_zeros(()))
+    return Routing(
+        experts_TK, weights_TK, keep_TK, slots_TK, probs_TE, aux, counts_E, capacity, choice.aux_terms, choice.rounds
+    )

@@ -5,27 +5,31 @@ from torch import Tensor
 
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.gates import steps
+from moebench.workloads.gates.context import Choice, GateContext
+from moebench.workloads.gates.gate import Gate
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.routing import Routing
 
 
-def route(
+def choose(
     logits_TE: Tensor,
     gate: GateSpec,
     conventions: Conventions,
-    capacity_factor: float,
-    generator: torch.Generator | None = None,
-    max_count: steps.MaxCount = None,
-) -> Routing:
-    """The rule `topk`, any K. Logits are those of `steps.router_logits`.
-
-    Raises:
-        InputError: conventions without a meaning for this rule.
-    """
-    probs_TE = steps.probabilities(logits_TE, gate, conventions)
+    context: GateContext,
+    generator: torch.Generator | None,
+) -> Choice:
+    """The rule `topk`, any K: a `moebench.workloads.gates.context.Rule`."""
+    probs_TE = logits_TE.softmax(dim=1)
     experts_TK = steps.ranked(probs_TE, gate.top_k)
-    weights_TK = probs_TE.gather(1, experts_TK)
-    if conventions.normalisation == "before-drop":
-        weights_TK = steps.normalised(weights_TK)
-    aux = steps.balance_loss(probs_TE, experts_TK, conventions)
-    return steps.settle(experts_TK, weights_TK, probs_TE, aux, conventions, capacity_factor, generator, max_count)
+    weights_TK = steps.weights_of(probs_TE, experts_TK, conventions)
+    return Choice(experts_TK, weights_TK, probs_TE, {"balance": steps.balance_loss(probs_TE, experts_TK, conventions)})
+
+
+TOPK = Gate(
+    name="topk",
+    title="Top-k",
+    formula="k largest p, w = p",
+    default_top_k=2,
+    choose=choose,
+    source="Hsword/Hetu 722ba6a, TopGate.py; Shazeer et al. 2017 (arXiv 1701.06538) without its noise",
+    aux="(E/k) sum P_e f_e, all choices",
+)
