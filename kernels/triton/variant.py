@@ -15,6 +15,7 @@ class Variant:
         signature: argument -> type, for those that are no constants: `*bf16`, `i32`, `i64`, `fp32`.
         constants: constexpr argument -> value, as the launcher picks them.
         aligned: integer arguments that are divisible by 16; pointers always are.
+        num_stages: of pipelined loops on NVIDIA; `stages` says how many AMD's get.
         is_product: must show tensor-core instructions (`wgmma` on sm_90, `mma.sync` on sm_80, `v_mfma` on gfx942).
     """
 
@@ -26,3 +27,8 @@ class Variant:
     num_stages: int = 3
     aligned: tuple[str, ...] = ()
     is_product: bool = False
+
+
+def stages(num_stages: int, is_amd: bool) -> int:
+    """Stages of a pipelined loop: AMD's GPUs have 64 KB of shared memory, room for one tile ahead."""
+    return min(num_stages, 2) if is_amd else num_stages
