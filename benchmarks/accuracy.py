@@ -5,11 +5,12 @@
 Everything on the page comes from those files, so that it can be written again without measuring.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from benchmarks import nccl_tables, simgrid_check
+from benchmarks import calibration_repeats, nccl_tables, simgrid_check
+from benchmarks.calibration_repeats import Repeat
 from benchmarks.rows_csv import read_rows
 from benchmarks.validation_results import (
     EXCHANGE,
@@ -32,22 +33,35 @@ _KINDS = {STEP: "training steps", EXCHANGE: "exchanges by themselves"}
 
 def write_page() -> Path:
     """Write the page and its figure; the page's path."""
-    files = sorted(FOLDER.glob("validation-*.csv"))
-    results = {path.stem.removeprefix("validation-"): read_rows(Result, path) for path in files}
+    results, repeats = measured()
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     if results:
         draw_scatter([r for those in results.values() for r in those], SCATTER)
-    PAGE.write_text(page(results))
+    PAGE.write_text(page(results, repeats))
     return PAGE
 
 
-def page(results: dict[str, list[Result]]) -> str:
+def page(results: Mapping[str, list[Result]], repeats: Mapping[str, list[Repeat]] | None = None) -> str:
     """The page's text."""
     parts = [_INTRODUCTION]
     for machine, those in results.items():
         parts += [f"## Ranks on {machine}", summary(judge(those)), _figure(), *_tables(those)]
+        if found := (repeats or {}).get(machine):
+            parts += ["### Does a calibration repeat?", calibration_repeats.markdown(found)]
     parts += [_nccl(), _simgrid(), _READING]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def measured() -> tuple[dict[str, list[Result]], dict[str, list[Repeat]]]:
+    """The validations that were measured, and how their calibrations repeat, by machine."""
+    files = {path.stem.removeprefix("validation-"): path for path in sorted(FOLDER.glob("validation-*.csv"))}
+    results = {machine: read_rows(Result, path) for machine, path in files.items()}
+    return results, {machine: _repeats(path) for machine, path in files.items()}
+
+
+def _repeats(validation: Path) -> list[Repeat]:
+    path = calibration_repeats.path_beside(validation)
+    return read_rows(Repeat, path) if path.exists() else []
 
 
 def summary(j: Judgement) -> str:

@@ -4,9 +4,9 @@
 
 For each size: calibrates the ranks' exchanges (and, once, what a core does for a rank while all are busy), predicts the
 cases of suite `validation` and exchanges by themselves, then runs them. The calibration sees no layer, and no exchange
-of these sizes. After each size it writes results/measured/validation-<cpu>.csv, the machine as calibrated beside it,
-and docs/accuracy.md. Takes about ten minutes, as root or where user namespaces are allowed; keep the machine idle
-meanwhile.
+of these sizes. It calibrates once more afterwards, to see whether a calibration repeats. After each size it writes
+results/measured/validation-<cpu>.csv, the machine as calibrated beside it, and docs/accuracy.md. Takes about a quarter
+of an hour, as root or where user namespaces are allowed; keep the machine idle meanwhile.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.accuracy import FOLDER, PAGE, write_page
+from benchmarks.calibration_repeats import Repeat, path_beside, repeats
 from benchmarks.rows_csv import read_rows, write_rows
 from benchmarks.validation_results import EXCHANGE, OVERLAP, STEP, Result
 from moebench.calibrate_ranks import (
@@ -36,7 +37,7 @@ from moebench.cluster.link_fit import Place, Timed
 from moebench.cluster.probes import Exchange
 from moebench.cluster.rows import is_cpu_bound
 from moebench.kernels.region import region
-from moebench.local.fit import Fit
+from moebench.local.fit import Fit, Range
 from moebench.local.machine import cpu_slug
 from moebench.local.stats import summarise
 from moebench.plan import Filters, Machines, plan
@@ -68,15 +69,21 @@ class Cluster:
     nic_rate: str
     topology: Topology
     place: Place
+    links: Mapping[str, Range]
 
 
-def validate(sizes: Mapping[str, str], folder: Path) -> Iterator[list[Result]]:
-    """The results of each size once it is done; machine files go to `folder`."""
+def validate(sizes: Mapping[str, str], folder: Path) -> Iterator[tuple[list[Result], list[Repeat]]]:
+    """The results of each size once it is done, and how its calibration repeats; machine files go to `folder`."""
     suite = load_suite(SUITE)
     work = _work(sizes)
     for size, nic_rate in sizes.items():
         cluster = _calibrated(size, nic_rate, work, folder)
-        yield [*_exchanges(cluster, suite), *_steps(cluster, suite)]
+        results = [*_exchanges(cluster, suite), *_steps(cluster, suite)]
+        again = repeats(size, cluster.links, calibrate_ranks(cluster.place, work=work).links)
+        if size == WORK_SIZE:
+            again += repeats(size, work.parameters, _work(sizes).parameters)
+        print(f"{size}: {sum(r.is_inside for r in again)} of {len(again)} parameters repeat", flush=True)
+        yield results, again
 
 
 def _work(sizes: Mapping[str, str]) -> Fit:
@@ -91,7 +98,7 @@ def _calibrated(size: str, nic_rate: str, work: Fit, folder: Path) -> Cluster:
     calibration: RankCalibration = calibrate_ranks(place, work=work)
     path, _ = write_machine(calibration, folder / size / "emulated.toml")
     print(f"{size} at {nic_rate}: calibrated in {calibration.seconds:.0f} s", flush=True)
-    return Cluster(size, nic_rate, load_topology(str(path)), place)
+    return Cluster(size, nic_rate, load_topology(str(path)), place, calibration.links)
 
 
 def _steps(cluster: Cluster, suite: Suite) -> Iterator[Result]:
@@ -233,16 +240,18 @@ def main() -> None:
     options = parser.parse_args()
     sizes = {size: rate for size, rate in SIZES.items() if not options.size or size in options.size}
     path = options.output or FOLDER / f"validation-{cpu_slug()}.csv"
-    for results in validate(sizes, path.with_suffix("")):
+    for results, again in validate(sizes, path.with_suffix("")):
         _keep(results, path)
+        _keep(again, path_beside(path))
         if options.output is None:
             write_page()
     print(f"written to {path}" + ("" if options.output else f" and {PAGE}"))
 
 
-def _keep(results: Sequence[Result], path: Path) -> None:
+def _keep(results: Sequence[Result] | Sequence[Repeat], path: Path) -> None:
     """Put the results of one size into the file in place of earlier ones; those of other sizes stay."""
-    others = [r for r in read_rows(Result, path) if r.size != results[0].size] if path.exists() else []
+    kind = type(results[0])
+    others = [r for r in read_rows(kind, path) if r.size != results[0].size] if path.exists() else []
     write_rows(sorted([*others, *results], key=lambda r: list(SIZES).index(r.size)), path)
 
 

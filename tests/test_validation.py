@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import accuracy
+from benchmarks.calibration_repeats import markdown, repeats
 from benchmarks.rows_csv import read_rows, write_rows
 from benchmarks.validation import PRODUCT_COUNTS, SECONDS_ON_WIRE, SIZES
 from benchmarks.validation_results import EXCHANGE, OVERLAP, STEP, Result, differing_pairs, is_named_right, judge
 from moebench.calibrate_ranks import LARGE_S, MIDDLE_S
+from moebench.local.fit import Range
 from moebench.workloads.load import load_suite
 
 
@@ -88,6 +90,16 @@ def test_what_is_predicted_is_not_what_was_calibrated_with():
 
 def test_the_page_is_that_of_the_measured_files():
     """docs/accuracy.md is written, never edited."""
-    files = sorted(accuracy.FOLDER.glob("validation-*.csv"))
-    results = {path.stem.removeprefix("validation-"): read_rows(Result, path) for path in files}
-    assert accuracy.PAGE.read_text() == accuracy.page(results)
+    assert accuracy.PAGE.read_text() == accuracy.page(*accuracy.measured())
+
+
+def test_a_parameter_repeats_inside_its_range():
+    """Of what was measured twice: given numbers can't differ, and those of one calibration alone say nothing."""
+    first = {"a": Range(1.0, 0.5, 2.0), "b": Range(1.0, 0.9, 1.1), "given": Range(2.0, 2.0, 2.0)}
+    first["once"] = Range(1.0, 0.0, 2.0)
+    second = {"a": Range(1.9, 1.0, 3.0), "b": Range(1.2, 1.1, 1.3), "given": Range(2.0, 2.0, 2.0)}
+    found = repeats("2x2", first, second)
+    assert [(r.name, r.is_inside) for r in found] == [("a", True), ("b", False)]
+    text = markdown(found)
+    assert "1 of 2 parameters" in text
+    assert "| 2x2 | b | 1 | 0.9 to 1.1 | 1.2 |" in text

@@ -6,6 +6,7 @@ from the smallest, rates from the largest. Nothing is fitted to a layer's time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -259,7 +260,7 @@ def _grouped(values: Sequence[float]) -> list[Sequence[float]]:
     """Samples of each start of the ranks: they come start by start, as many from each."""
     groups = min(_GROUPS, len(values))
     cuts = [len(values) * i // groups for i in range(groups + 1)]
-    return [values[low:high] for low, high in zip(cuts, cuts[1:])]
+    return [values[low:high] for low, high in pairwise(cuts)]
 
 
 def _medians(values: Sequence[float]) -> list[float]:
