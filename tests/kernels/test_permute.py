@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from moebench.kernels.assign_slots import assign_slots
 from moebench.kernels.cost import declared_cost
 from moebench.kernels.gather_sum import gather_sum
-from moebench.kernels.permute import permute, permute_reference, slot_rows, unpermute, unpermute_reference
+from moebench.kernels.permute import (
+    permute,
+    permute_reference,
+    slot_rows,
+    sorted_rows,
+    unpermute,
+    unpermute_reference,
+)
 from tests.kernels.support import assert_matches, assert_same_operators, expert_ids, random, row_maps
 
 D = 3
@@ -103,6 +110,67 @@ def test_slot_rows_are_distinct_slots_of_the_right_expert(routing, capacity, ord
         assert torch.equal(rows[kept] % capacity, positions[kept])
 
 
+def test_an_impossible_expert_takes_nobodys_slot():
+    """Position -1, which ids out of range have, gives row -1 whatever the id; not the last row before the expert."""
+    rows = slot_rows(torch.tensor([[2, 4, -1]]), torch.tensor([[-1, -1, -1]]), 3)
+    assert rows.tolist() == [[-1, -1, -1]]
+
+
+@given(routing=expert_ids(), order=st.sampled_from(("choice-major", "token-major")))
+def test_sorted_rows_put_experts_one_after_another(routing, order):
+    """The rows are 0..R-1 without gaps, in the order of experts, and in arrival order within one; -1 for no route."""
+    ids, num_experts = routing
+    positions, counts = assign_slots(ids, num_experts, order)
+    rows = sorted_rows(ids, positions, counts)
+    kept = ids >= 0
+    assert bool((rows[~kept] == -1).all())
+    order_of_routes = sorted(zip(ids[kept].tolist(), positions[kept].tolist(), rows[kept].tolist(), strict=True))
+    assert [row for _, _, row in order_of_routes] == list(range(int(counts.sum())))
+
+
+def test_sorted_rows_of_what_is_dropped():
+    """Non-contiguous ids and a position of -1 under an id out of range."""
+    ids = torch.tensor([[1, 0, 9], [1, -1, 0]]).t()
+    rows = sorted_rows(ids, torch.tensor([[0, 1], [0, -1], [-1, 1]]), torch.tensor([2, 2]))
+    assert rows.tolist() == [[2, 3], [0, -1], [-1, 1]]
+
+
+@pytest.mark.parametrize("wrong", [6, 99, 2**40, -2, -(2**40)])
+def test_rows_out_of_range_are_no_routes(wrong):
+    """They are never an address; under `check` they are named."""
+    rows = torch.tensor([[0, wrong], [3, -1]])
+    clean = torch.tensor([[0, -1], [3, -1]])
+    x, y, weights = random(2, D), random(6, D), random(2, 2)
+    for other, same in (
+        (permute(x, rows, 6), permute(x, clean, 6)),
+        (unpermute(y, rows), unpermute(y, clean)),
+        (unpermute(y, rows, weights), unpermute(y, clean, weights)),
+        (permute_reference(x, rows, 6), permute(x, clean, 6)),
+        (unpermute_reference(y, rows, weights), unpermute(y, clean, weights)),
+    ):
+        torch.testing.assert_close(other, same, rtol=1e-12, atol=0)
+    grads = torch.autograd.grad(unpermute(y, rows, weights).sum(), (y, weights))
+    torch.testing.assert_close(grads, torch.autograd.grad(unpermute(y, clean, weights).sum(), (y, weights)))
+    for function in (permute, permute_reference):
+        with pytest.raises(ValueError, match=rf"rows must be -1 or 0..5; got {wrong} at \[0, 1\]"):
+            function(x, rows, 6, check=True)
+    for function in (unpermute, unpermute_reference):
+        with pytest.raises(ValueError, match=rf"rows must be -1 or 0..5; got {wrong} at \[0, 1\]"):
+            function(y, rows, weights, check=True)
+
+
+def test_a_row_taken_twice_is_named_under_check():
+    """Two routes to a row have no meaning, which only a reading of the rows finds; -1 may come as often as it likes."""
+    with pytest.raises(ValueError, match="two routes take row 4"):
+        permute(random(2, D), torch.tensor([[4, 0], [-1, 4]]), 6, check=True)
+    with pytest.raises(ValueError, match="two routes take row 4"):
+        unpermute(random(6, D), torch.tensor([[4, 0], [-1, 4]]), check=True)
+    rows = torch.tensor([[-1, 0], [-1, 4]])
+    x = random(2, D)
+    torch.testing.assert_close(permute(x, rows, 6, check=True), permute(x, rows, 6))
+    assert permute(random(0, D), torch.zeros(0, 2, dtype=torch.int64), 6, check=True).shape == (6, D)
+
+
 def test_non_contiguous_inputs_and_gradients():
     """Transposed data, maps and weights, and expanded gradients, give the result of contiguous ones."""
     rows = ROWS.t().contiguous().t()
@@ -147,9 +215,11 @@ def test_run_the_same_operators_on_meta():
     """CPU and meta agree for the whole way there and back, forward and backward, and for the map."""
 
     def program(x, weights, ids):
-        positions, _ = assign_slots(ids, 4)
+        positions, counts = assign_slots(ids, 4)
         rows = slot_rows(ids, positions, 3)
-        return unpermute(permute(x, rows, 12) * 2.0, rows, weights)
+        ragged = sorted_rows(ids, positions, counts)
+        y = permute(x, ragged, ids.numel(), zero_unused=False)
+        return unpermute(permute(x, rows, 12) * 2.0, rows, weights), unpermute(y, ragged)
 
     assert_same_operators(program, random(5, D), random(5, 2), torch.randint(0, 4, (5, 2)))
 
@@ -159,6 +229,7 @@ def test_pass_opcheck():
     ops = torch.ops.moebench
     y, weights = random(6, D), random(3, 2)
     torch.library.opcheck(ops.permute.default, (random(3, D), ROWS, 6))
+    torch.library.opcheck(ops.permute.default, (random(3, D), ROWS, 6, False))
     torch.library.opcheck(ops.unpermute.default, (y, ROWS, weights))
     torch.library.opcheck(ops.unpermute.default, (y, ROWS, None))
     with torch.no_grad():
@@ -168,7 +239,7 @@ def test_pass_opcheck():
 
 @pytest.mark.parametrize(("tokens", "top_k", "num_rows"), [(100, 2, 160), (100, 1, 300)])
 def test_costs_are_their_closed_forms(tokens, top_k, num_rows):
-    """Data: the rows that can be kept in, everything out; maps of 8 bytes beside; weights of 4."""
+    """Data: each token in once, or each kept row; everything out; rows of 8 bytes, weights of 4, a flag of 1 a row."""
     d_model = 64
     x = torch.empty(tokens, d_model, device="meta")
     y = torch.empty(num_rows, d_model, device="meta")
@@ -178,9 +249,12 @@ def test_costs_are_their_closed_forms(tokens, top_k, num_rows):
     kept = min(routes, num_rows)
 
     cost = declared_cost("moebench::permute")(y, x, rows, num_rows)
-    assert cost.bytes_read == 4 * kept * d_model + 8 * routes + 8 * num_rows
-    assert cost.bytes_written == 4 * num_rows * d_model + 8 * num_rows + 8 * kept
-    assert cost.workspace_bytes == 8 * num_rows
+    assert cost.bytes_read == 4 * tokens * d_model + 8 * routes + num_rows
+    assert cost.bytes_written == 4 * num_rows * d_model + num_rows + kept
+    assert cost.workspace_bytes == num_rows
+    cost = declared_cost("moebench::permute")(y, x, rows, num_rows, False)
+    assert (cost.bytes_read, cost.bytes_written) == (4 * tokens * d_model + 8 * routes, 4 * kept * d_model)
+    assert cost.workspace_bytes == 0
 
     cost = declared_cost("moebench::unpermute")(x, y, rows, weights)
     assert cost.bytes_read == 4 * kept * d_model + 8 * routes + 4 * routes
@@ -189,9 +263,28 @@ def test_costs_are_their_closed_forms(tokens, top_k, num_rows):
     assert cost.bytes_read - unweighted.bytes_read == 4 * routes
 
     cost = declared_cost("moebench::unpermute_backward")((y, weights), x, y, rows, weights)
-    assert cost.bytes_read == 2 * 4 * kept * d_model + 8 * routes + 8 * num_rows + 4 * kept
-    assert cost.bytes_written == 4 * num_rows * d_model + 4 * routes + 8 * num_rows + 8 * kept
+    assert cost.bytes_read == 4 * (tokens + kept) * d_model + 8 * routes + num_rows + 4 * kept
+    assert cost.bytes_written == 4 * num_rows * d_model + 4 * routes + num_rows + kept
     assert cost.kind == "gather"
+
+
+def test_a_token_without_room_for_a_route_is_not_read():
+    """Fewer rows than tokens: the cost counts as many tokens as rows."""
+    x = torch.empty(100, 64, device="meta")
+    rows = torch.empty(100, 2, dtype=torch.int64, device="meta")
+    cost = declared_cost("moebench::permute")(x[:30], x, rows, 30)
+    assert cost.bytes_read == 4 * 30 * 64 + 8 * 200 + 30
+
+
+def test_work_under_a_graph_compiler():
+    """One graph, forward and backward, whose results are those of eager mode."""
+    x, weights = random(3, D), random(3, 2)
+
+    def program(x, weights):
+        return unpermute(permute(x, ROWS, 6) * 2.0, ROWS, weights)
+
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    assert_matches(compiled, program, x, weights)
 
 
 @pytest.mark.parametrize("function", [permute, permute_reference])
@@ -230,3 +323,7 @@ def test_bad_input_to_slot_rows():
         slot_rows(ROWS, ROWS[:1], 2)
     with pytest.raises(ValueError, match="positions must be an int64 tensor"):
         slot_rows(ROWS, ROWS.double(), 2)
+    with pytest.raises(ValueError, match=r"counts must be an int64 tensor \[E\]"):
+        sorted_rows(ROWS, ROWS, ROWS)
+    with pytest.raises(ValueError, match="the number of experts must be at least 1; got 0"):
+        sorted_rows(ROWS, ROWS, ROWS[0, :0])
