@@ -12,10 +12,80 @@ from tests.kernels.support import assert_matches, assert_same_operators, random
 
 @given(tokens=st.integers(0, 9), experts=st.integers(1, 7), data=st.data())
 def test_equals_the_definition(tokens, experts, data):
-    """Probabilities, weights, ids and the logits' gradient are those of the naive loop, in float64."""
-    top_k = data.draw(st.integers(1, experts))
+    """Probabilities, weights (raw or over their sum), ids and the logits' gradient are the naive loop's, in float64."""
+    top_k, renormalise = data.draw(st.integers(1, experts)), data.draw(st.booleans())
+    arguments = top_k, renormalise
     logits = random(tokens, experts)
-    assert_matches(lambda x: topk_gate(x, top_k), lambda x: topk_gate_reference(x, top_k), logits)
+    assert_matches(lambda x: topk_gate(x, *arguments), lambda x: topk_gate_reference(x, *arguments), logits)
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(3, 3), (5, 3), (100, 5), (1000, 8), (1500, 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_every_dtype_against_float64(experts, top_k, dtype, renormalise):
+    """Narrow logits: probabilities, weights and gradients within a few roundings of those of the same logits in float64."""
+    logits = torch.randn(7, experts, dtype=dtype).requires_grad_()
+    wide = logits.detach().double().requires_grad_()
+    probs, weights, ids = topk_gate(logits, top_k, renormalise)
+    expected_probs = torch.softmax(wide, 1)
+    expected_weights = expected_probs.gather(1, ids)
+    if renormalise:
+        expected_weights = expected_weights / expected_weights.sum(1, keepdim=True)
+    upstream = [torch.randn(out.shape, dtype=dtype) for out in (probs, weights)]
+    got = torch.autograd.grad((probs, weights), logits, upstream)[0]
+    expected = torch.autograd.grad((expected_probs, expected_weights), wide, [grad.double() for grad in upstream])[0]
+    tolerance = 8 * torch.finfo(dtype).eps
+    pairs = ((probs, expected_probs), (weights, expected_weights), (got, expected))
+    for ours, theirs in [(left.detach().double(), right.detach()) for left, right in pairs]:
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+    assert torch.equal(ids, torch.sort(probs, dim=1, descending=True, stable=True).indices[:, :top_k])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [topk_gate, topk_gate_reference])
+@pytest.mark.parametrize("experts", [2, 5, 100])
+def test_a_token_without_softmax_is_nan_and_takes_the_first_experts(function, dtype, experts):
+    """NaN, +infinity or nothing but -infinity among its logits; the other tokens know nothing of it."""
+    bad = torch.randn(3, experts, dtype=dtype)
+    bad[0, experts // 2], bad[1, experts - 1], bad[2] = float("nan"), float("inf"), -float("inf")
+    good = torch.randn(4, experts, dtype=dtype)
+    logits = torch.cat((bad, good)).requires_grad_()
+    for renormalise in (False, True):
+        probs, weights, ids = function(logits, 2, renormalise)
+        assert bool(probs[:3].isnan().all())
+        assert bool(weights[:3].isnan().all())
+        assert ids[:3].tolist() == [[0, 1]] * 3
+        alone = function(good, 2, renormalise)
+        assert all(torch.equal(part[3:], whole) for part, whole in zip((probs, weights, ids), alone, strict=True))
+        grad = torch.autograd.grad(weights.sum(), logits)[0]
+        assert bool(grad[:3].isnan().all())
+        assert bool(grad[3:].isfinite().all())
+
+
+def test_renormalised_weights_add_up_to_one():
+    """Over the choices, whatever is left for the others; a single choice weighs 1 and passes no gradient on."""
+    logits = random(6, 9)
+    probs, weights, _ = topk_gate(logits, 3, renormalise=True)
+    torch.testing.assert_close(weights.sum(1), torch.ones(6, dtype=torch.float64))
+    assert torch.equal(probs, topk_gate(logits, 3)[0])
+    _, weights, _ = topk_gate(logits, 1, renormalise=True)
+    assert torch.equal(weights, torch.ones_like(weights))
+    grad = torch.autograd.grad(weights.sum(), logits)[0]
+    torch.testing.assert_close(grad, torch.zeros_like(grad))
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_under_a_graph_compiler(renormalise):
+    """`aot_eager` traces it forward and backward, without a break, to the same values."""
+    logits = random(6, 5)
+
+    def program(x):
+        probs, weights, _ = topk_gate(x, 2, renormalise)
+        return (probs**2).sum() + (weights**3).sum()
+
+    expected = torch.autograd.grad(program(logits), logits)[0]
+    got = torch.autograd.grad(torch.compile(program, backend="aot_eager", fullgraph=True)(logits), logits)[0]
+    torch.testing.assert_close(got, expected)
 
 
 @given(levels=st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), max_size=8), top_k=st.integers(1, 6))
@@ -34,11 +104,12 @@ def test_ties_at_zero_probability_are_still_distinct_experts():
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 @pytest.mark.parametrize("through", ["probs", "weights", "both"])
-def test_gradient_through_either_output(through, top_k):
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_gradient_through_either_output(through, top_k, renormalise):
     """The backward is right when only one of the two differentiable outputs is used."""
     logits = random(5, 4)
     pick = {"probs": lambda out: out[0], "weights": lambda out: out[1], "both": lambda out: out[:2]}[through]
-    assert torch.autograd.gradcheck(lambda x: pick(topk_gate(x, top_k)), (logits,))
+    assert torch.autograd.gradcheck(lambda x: pick(topk_gate(x, top_k, renormalise)), (logits,))
 
 
 def test_non_contiguous_logits_and_gradients():
@@ -75,14 +146,14 @@ def test_is_one_operator_each_way(top_k):
     assert_same_operators(lambda x: topk_gate(x, top_k)[:2], random(8, 5))
 
 
-@pytest.mark.parametrize("top_k", [1, 2])
-def test_passes_opcheck(top_k):
+@pytest.mark.parametrize("arguments", [(1,), (2, False), (2, True)])
+def test_passes_opcheck(arguments):
     """torch's own checks of schema, fake implementation, autograd registration and tracing pass."""
-    torch.library.opcheck(torch.ops.moebench.topk_gate.default, (random(6, 4), top_k))
-    probs, weights, experts = topk_gate(random(6, 4, grad=False), top_k)
+    torch.library.opcheck(torch.ops.moebench.topk_gate.default, (random(6, 4), *arguments))
+    probs, weights, experts = topk_gate(random(6, 4, grad=False), *arguments)
     backward = torch.ops.moebench.topk_gate_backward.default
-    torch.library.opcheck(backward, (None, weights, probs, experts))
-    torch.library.opcheck(backward, (probs, None, probs, experts))
+    torch.library.opcheck(backward, (None, weights, probs, experts, *arguments[1:]))
+    torch.library.opcheck(backward, (probs, None, probs, experts, *arguments[1:]))
 
 
 def test_cost_is_its_closed_form():
