@@ -16,6 +16,8 @@ QUANTITIES = (
     "expert_counts",  # [E] tokens that this rank routes to each expert before capacity, all k choices together
     "max_expert_count",  # [1] the largest entry of expert_counts over every rank of the group
     "received_counts",  # [R, E/R] rows that each rank routes to this rank's experts, before capacity
+    "relayed_rows",  # [G, N] rows that each rank of this node routes to this rank's place on each node, before capacity
+    "node_rows",  # [G, 2, R] rows that each rank of this node routes to every rank, and every rank to it, before capacity
     "rounds",  # [1] rounds that a data-dependent gate took
 )
 

@@ -160,7 +160,8 @@ def _settle(request: dict[str, Any], folder: Path, rank: int) -> None:
         GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo",
         TORCH_CPP_LOG_LEVEL="ERROR",
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK=str(rank % request["ranks_per_node"]),
+        LOCAL_WORLD_SIZE=str(request["ranks_per_node"]),
         WORLD_SIZE=str(request["world"]),
     )
     log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)

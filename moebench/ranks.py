@@ -42,6 +42,7 @@ def run_ranks(
     timeout_s: float = 60.0,
     seats: Sequence[Seat] = (),
     diagnose: Callable[[], Sequence[str]] | None = None,
+    ranks_per_node: int | None = None,
 ) -> list[Any]:
     """Call `function(group, *args)` on `world` ranks and return their results, in rank order.
 
@@ -55,6 +56,7 @@ def run_ranks(
         seats: where each rank sits; none: all on loopback.
         diagnose: called when a rank has failed or the time is up, before the rest is killed; its lines come first in
             the error.
+        ranks_per_node: where the ranks only pretend to sit on several nodes, numbered node by node; default all on one.
 
     Raises:
         RanksError: a rank raised, died, or was not done in time.
@@ -70,7 +72,7 @@ def run_ranks(
     folder = Path(tempfile.mkdtemp(prefix="moebench-ranks-"))
     try:
         with _lock:
-            return _run(folder, target, world, args, timeout_s, seats, diagnose)
+            return _run(folder, target, world, args, timeout_s, seats, diagnose, ranks_per_node or world)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -83,6 +85,7 @@ def _run(
     timeout_s: float,
     seats: Sequence[Seat],
     diagnose: Callable[[], Sequence[str]] | None,
+    ranks_per_node: int,
 ) -> list[Any]:
     server = _running_server()
     request = {
@@ -92,6 +95,7 @@ def _run(
         "folder": str(folder),
         "timeout_s": timeout_s,
         "seats": tuple(seats),
+        "ranks_per_node": ranks_per_node,
         "path": [entry or os.getcwd() for entry in sys.path],
         "directory": os.getcwd(),
         "environment": dict(os.environ),

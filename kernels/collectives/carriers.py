@@ -37,14 +37,24 @@ def backend_of(group: Group, device: torch.device) -> str:
 
 
 def carry_all_to_all(
-    output: Tensor, source: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], group: Group
+    output: Tensor,
+    source: Tensor,
+    input_splits: Sequence[int],
+    output_splits: Sequence[int],
+    group: Group,
+    is_rooted: bool = False,
 ) -> Sequence[Any]:
-    """Send split i of the rows to rank i and receive its rows as split i; empty lists: even splits."""
+    """Send split i of the rows to rank i and receive its rows as split i; empty lists: even splits.
+
+    Args:
+        is_rooted: on every rank, all splits but those to and from the first rank of the group are zero.
+    """
     backend = backend_of(group, source.device)
     if backend == "fake":
         return _pretend(output, source)
     output, source = _handed(output), _handed(source)
-    if backend == "gloo" and source.device.type == "cpu" and group.size <= RECEIVES_FIRST_PEERS + 1:
+    has_few_peers = is_rooted or group.size <= RECEIVES_FIRST_PEERS + 1
+    if backend == "gloo" and source.device.type == "cpu" and has_few_peers:
         return _receives_first(output, source, input_splits, output_splits, group)
     is_even = not (input_splits or output_splits)
     sent, received = (None, None) if is_even else (list(input_splits), list(output_splits))

@@ -1,8 +1,9 @@
-"""Who takes part in a collective: real ranks over a process group, or ranks that are only described.
+"""Who takes part in a collective: real ranks over a process group, or ranks that are only described; on which nodes.
 
 Custom operators take plain values, so a Group is known to them by its key; the registry maps the key back.
 """
 
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ class Group:
         ranks: global ranks in order; a `range` where possible, so that 1,440 ranks cost no more than 8.
         rank: this process's global rank; must be in `ranks`.
         process_group: torch.distributed group that carries real tensors; None when the ranks are only described.
+        ranks_per_node: global ranks of a node, numbered node by node; None where nobody said.
     """
 
     name: str
     ranks: Sequence[int]
     rank: int
     process_group: Any = field(default=None, compare=False, repr=False)
+    ranks_per_node: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.rank not in self.ranks:
@@ -49,6 +52,72 @@ class Group:
         carrier = "" if self.process_group is None else f"#{self.process_group.group_name}"
         return f"{self.name}:{first}-{last}/{len(self.ranks)}{others}@{self.rank}{carrier}"
 
+    @cached_property
+    def nodes(self) -> "Nodes":
+        """How the ranks sit on nodes.
+
+        The first call makes process groups for the two parts that this rank is in, and for no others: every rank must
+        make it, and have made the same groups before.
+
+        Raises:
+            ValueError: nobody said how many ranks a node has, or the nodes do not hold equally many of this group's.
+        """
+        size = self._ranks_on_each_node()
+        first, place = self.index // size * size, self.index % size
+        node = _part(self, "node", self.ranks[first : first + size])
+        return Nodes(node, _part(self, "rail", self.ranks[place::size]))
+
+    @property
+    def is_asked_for_leaders(self) -> bool:
+        """Whether a program asked who leads a node, and may so be another one on those ranks."""
+        return "nodes" in self.__dict__ and "leaders" in self.nodes.__dict__
+
+    def _ranks_on_each_node(self) -> int:
+        if self.ranks_per_node is None:
+            raise ValueError(
+                f"group {self.name!r} does not know which ranks share a node: give ranks_per_node to process_group() "
+                "or described_group(), or set LOCAL_WORLD_SIZE, as torchrun does"
+            )
+        nodes = [rank // self.ranks_per_node for rank in self.ranks]
+        size = nodes.count(nodes[0])
+        blocks = [nodes[first : first + size] for first in range(0, len(nodes), size)]
+        if len(set(nodes)) != len(blocks) or any(block != [block[0]] * size for block in blocks):
+            raise ValueError(
+                f"group {self.name!r} of {self.size} ranks, {self.ranks_per_node} global ranks a node: every node must "
+                "hold equally many of the group's ranks, one after another"
+            )
+        return size
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A group's ranks on N nodes of G ranks each, as one of them sees them.
+
+    Attributes:
+        node: the ranks of this rank's node.
+        rail: the ranks at this rank's place on every node, in the order of nodes.
+    """
+
+    node: Group
+    rail: Group
+
+    @property
+    def count(self) -> int:
+        """Number of nodes N."""
+        return self.rail.size
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of the group on each node, G."""
+        return self.node.size
+
+    @cached_property
+    def leaders(self) -> Group | None:
+        """The first rank of every node; None on a rank that is not among them."""
+        if self.node.index:
+            return None
+        return Group("leaders", self.rail.ranks, self.rail.rank, self.rail.process_group)
+
 
 _registry: dict[str, Group] = {}
 
@@ -58,16 +127,36 @@ def find_group(key: str) -> Group:
     return _registry[key]
 
 
-def described_group(size: int, rank: int = 0, name: str = "world") -> Group:
+def described_group(size: int, rank: int = 0, name: str = "world", ranks_per_node: int | None = None) -> Group:
     """A group of `size` ranks that exists on paper only, for tracing on meta tensors."""
-    return Group(name, range(size), rank)
+    return Group(name, range(size), rank, ranks_per_node=ranks_per_node)
 
 
-def process_group(group: Any = None, name: str = "world") -> Group:
-    """The moebench Group of a torch.distributed process group (default: the world)."""
+def process_group(group: Any = None, name: str = "world", ranks_per_node: int | None = None) -> Group:
+    """The moebench Group of a torch.distributed process group (default: the world).
+
+    Args:
+        ranks_per_node: default what the launcher says in LOCAL_WORLD_SIZE, if it does.
+    """
     import torch.distributed as dist
 
     ranks: Sequence[int] = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     if list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         ranks = range(ranks[0], ranks[0] + len(ranks))
-    return Group(name, ranks, dist.get_rank(), group if group is not None else dist.group.WORLD)
+    if ranks_per_node is None and "LOCAL_WORLD_SIZE" in os.environ:
+        ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    return Group(name, ranks, dist.get_rank(), group if group is not None else dist.group.WORLD, ranks_per_node)
+
+
+def _part(group: Group, name: str, ranks: Sequence[int]) -> Group:
+    """Some ranks of a group; a process group of their own where they exchange anything and are not all of them."""
+    carrier = group.process_group
+    if carrier is not None and len(ranks) != group.size:
+        carrier = _new_process_group(ranks) if len(ranks) > 1 else None
+    return Group(name, ranks, group.rank, carrier)
+
+
+def _new_process_group(ranks: Sequence[int]) -> Any:
+    import torch.distributed as dist
+
+    return dist.new_group(list(ranks), use_local_synchronization=True)

@@ -49,6 +49,37 @@ def _all_to_all_fake(x: Tensor, input_splits: Sequence[int], output_splits: Sequ
     return _noted_if_meta("all_to_all_start", _received(x, input_splits, output_splits), x)
 
 
+def rooted_splits(rows: int, rows_of_ranks: Sequence[int], size: int) -> tuple[list[int], list[int]]:
+    """Rows that a rank exchanges with the first one, and those that the first one exchanges with every rank.
+
+    Args:
+        rows_of_ranks: what the first rank knows; empty on the others, which exchange nothing among each other.
+    """
+    return [rows] + [0] * (size - 1), list(rows_of_ranks) or [0] * size
+
+
+def _gather(x: Tensor, rows: Sequence[int], group: str) -> Tensor:
+    ranks = find_group(group)
+    output = _new(x, sum(rows))
+    sent, received = rooted_splits(x.shape[0], rows, ranks.size)
+    return note("gather_start", output, x, carriers.carry_all_to_all(output, x, sent, received, ranks, is_rooted=True))
+
+
+def _gather_fake(x: Tensor, rows: Sequence[int], group: str) -> Tensor:
+    return _noted_if_meta("gather_start", _new(x, sum(rows)), x)
+
+
+def _scatter(x: Tensor, rows: Sequence[int], own: int, group: str) -> Tensor:
+    ranks = find_group(group)
+    output = _new(x, own)
+    received, sent = rooted_splits(own, rows, ranks.size)
+    return note("scatter_start", output, x, carriers.carry_all_to_all(output, x, sent, received, ranks, is_rooted=True))
+
+
+def _scatter_fake(x: Tensor, rows: Sequence[int], own: int, group: str) -> Tensor:
+    return _noted_if_meta("scatter_start", _new(x, own), x)
+
+
 def _all_gather(x: Tensor, group: str) -> Tensor:
     ranks = find_group(group)
     output = _new(x, x.shape[0] * ranks.size)
@@ -112,6 +143,10 @@ all_to_all_start = _define(
     "all_to_all_start(Tensor x, SymInt[] input_splits, SymInt[] output_splits, str group) -> Tensor",
     _all_to_all,
     _all_to_all_fake,
+)
+gather_start = _define("gather_start(Tensor x, SymInt[] rows, str group) -> Tensor", _gather, _gather_fake)
+scatter_start = _define(
+    "scatter_start(Tensor x, SymInt[] rows, SymInt own, str group) -> Tensor", _scatter, _scatter_fake
 )
 all_gather_start = _define("all_gather_start(Tensor x, str group) -> Tensor", _all_gather, _all_gather_fake)
 reduce_scatter_start = _define(

@@ -6,7 +6,8 @@
 
 Start and wait are one autograd Function each. Autograd runs what was recorded last first, so the backward reads: launch
 the gradient's collective (the wait's backward), the gradients of the other work, wait for it (the start's backward).
-Gradients: all-to-all <-> all-to-all with the splits swapped, all-gather <-> reduce-scatter, all-reduce <-> all-reduce.
+Gradients: all-to-all <-> all-to-all with the splits swapped, gather <-> scatter, all-gather <-> reduce-scatter,
+all-reduce <-> all-reduce.
 
 All ranks of a group must start the same collectives in the same order. Sums are plain sums, never means. A group of one
 rank exchanges nothing: `wait` returns the very tensor.
@@ -25,6 +26,8 @@ from moebench.kernels.collectives.outstanding import WaitError
 
 _REVERSE = {
     "all_to_all": "all_to_all",
+    "gather": "scatter",
+    "scatter": "gather",
     "all_gather": "reduce_scatter",
     "reduce_scatter": "all_gather",
     "all_reduce": "all_reduce",
@@ -33,7 +36,11 @@ _REVERSE = {
 
 @dataclass(frozen=True, slots=True)
 class _Collective:
-    """One collective's arguments but the tensor; empty splits: even."""
+    """One collective's arguments but the tensor.
+
+    Empty splits: even. Of a gather and a scatter: a rank's own rows on one side; on the other the rows of every rank,
+    empty but on the first rank.
+    """
 
     name: str
     group: str
@@ -51,6 +58,10 @@ class _Collective:
         x = x.contiguous()
         if self.name == "all_to_all":
             return operators.all_to_all_start(x, self.input_splits, self.output_splits, self.group)
+        if self.name == "gather":
+            return operators.gather_start(x, self.output_splits, self.group)
+        if self.name == "scatter":
+            return operators.scatter_start(x, self.input_splits, self.output_splits[0], self.group)
         return _LAUNCH[self.name](x, self.group)
 
 
@@ -156,6 +167,41 @@ def start_all_to_all(
     return Pending(x) if group.size == 1 else _start(x, collective)
 
 
+def start_gather(x: Tensor, group: Group, rows: Sequence[int] | None = None) -> Pending:
+    """Collect [N, ...] of every rank on the group's first rank, in rank order; the others get no rows. Differentiable.
+
+    Args:
+        rows: N of every rank, which only the first rank must know; default that of `x`.
+
+    Raises:
+        ValueError: rows do not fit.
+    """
+    _check_rows("gather", x)
+    own = x.shape[0]
+    every = _rows_of_ranks("gather", [own] * group.size if rows is None else rows, own, group)
+    return Pending(x) if group.size == 1 else _start(x, _Collective("gather", group.key, (own,), every))
+
+
+def start_scatter(x: Tensor, group: Group, own: int, rows: Sequence[int] | None = None) -> Pending:
+    """Deal the rows of the group's first rank out to the ranks, in rank order; differentiable.
+
+    Args:
+        x: [N, ...] on the first rank; on the others [0, ...], such as a gather gives: it tells the shape of a row, and
+            leads the gradient on.
+        own: rows that this rank gets.
+        rows: that every rank gets, which only the first rank must know; default `own`.
+
+    Raises:
+        ValueError: rows do not fit.
+    """
+    _check_rows("scatter", x)
+    every = _rows_of_ranks("scatter", [own] * group.size if rows is None else rows, own, group)
+    if x.shape[0] != sum(every):
+        holder = "the first rank" if every else "another rank than the first"
+        raise ValueError(f"scatter: {holder} holds {x.shape[0]} rows, not {sum(every)}")
+    return Pending(x) if group.size == 1 else _start(x, _Collective("scatter", group.key, every, (own,)))
+
+
 def start_all_gather(x: Tensor, group: Group) -> Pending:
     """Concatenate the ranks' [N, ...], equal in shape, to [R N, ...]; the gradient is summed over the ranks."""
     _check_rows("all-gather", x)
@@ -193,6 +239,16 @@ def all_to_all(
     return start_all_to_all(x, group, input_splits, output_splits).wait()
 
 
+def gather(x: Tensor, group: Group, rows: Sequence[int] | None = None) -> Tensor:
+    """`start_gather` and its wait, with nothing between."""
+    return start_gather(x, group, rows).wait()
+
+
+def scatter(x: Tensor, group: Group, own: int, rows: Sequence[int] | None = None) -> Tensor:
+    """`start_scatter` and its wait, with nothing between."""
+    return start_scatter(x, group, own, rows).wait()
+
+
 def all_gather(x: Tensor, group: Group) -> Tensor:
     """`start_all_gather` and its wait, with nothing between."""
     return start_all_gather(x, group).wait()
@@ -217,6 +273,19 @@ def _check_even(what: str, x: Tensor, group: Group) -> None:
     _check_rows(what, x)
     if x.shape[0] % group.size:
         raise ValueError(f"{what} without splits: {x.shape[0]} rows are not a multiple of {group.size} ranks")
+
+
+def _rows_of_ranks(what: str, rows: Sequence[int], own: int, group: Group) -> tuple[int, ...]:
+    """The rows of every rank on the group's first rank, nothing on the others."""
+    if group.index:
+        return ()
+    if len(rows) != group.size:
+        raise ValueError(f"{what}: rows has {len(rows)} entries, the group {group.size} ranks")
+    if any(count < 0 for count in rows):
+        raise ValueError(f"{what}: rows has a negative entry: {list(rows)}")
+    if rows[0] != own:
+        raise ValueError(f"{what}: rows says {rows[0]} for this rank, which has {own}")
+    return tuple(rows)
 
 
 def _check_splits(x: Tensor, group: Group, input_splits: Sequence[int], output_splits: Sequence[int]) -> None:
