@@ -3,73 +3,14 @@
 import pytest
 import torch
 
-from moebench.kernels import explicit, optimizer
-from moebench.kernels.assign_slots import assign_slots
+from benchmarks.kernel_calls import CALLS, moved, recorded
+from moebench.kernels import optimizer
 from moebench.kernels.collectives.group import described_group
-from moebench.kernels.expert_ffn import expert_ffn_grouped
-from moebench.kernels.permute import slot_rows
 from moebench.kernels.region import region
-from moebench.kernels.registry import KERNELS
 from moebench.program import BACKWARD
 from moebench.ranks import run_ranks
 from moebench.trace.recorder import Recorder
 from tests.moebench.trace import rank_collectives
-
-T, E, K, C, L, D, F = 13, 4, 2, 5, 2, 8, 6
-
-
-def _ids(*shape, high):
-    return torch.randint(high, shape)
-
-
-def _weights():
-    return torch.randn(L, D, F, requires_grad=True), torch.randn(L, F, D, requires_grad=True)
-
-
-def _rows():
-    experts_TK = torch.stack([torch.randperm(E)[:K] for _ in range(T)])
-    return slot_rows(experts_TK, assign_slots(experts_TK, E)[0], C)
-
-
-def _leaf(*shape):
-    return torch.randn(*shape, requires_grad=True)
-
-
-# Arguments of each registered kernel; every implementation that is no naive loop takes them.
-ARGUMENTS = {
-    "topk_gate": lambda: (_leaf(T, E), K),
-    "assign_slots": lambda: (_ids(T, K, high=E), E),
-    "permute": lambda: (_leaf(T, D), _rows(), E * C),
-    "unpermute": lambda: (_leaf(E * C, D), _rows(), torch.rand(T, K, requires_grad=True)),
-    "expert_ffn": lambda: (_leaf(L, T, D), *_weights()),
-    "attention": lambda: (_leaf(2, 4, T, D), _leaf(2, 2, T, D), _leaf(2, 2, T, D)),
-}
-CALLS = {
-    f"{kernel.name}/{name}": (function, ARGUMENTS[kernel.name])
-    for kernel in KERNELS.values()
-    for name, function in kernel.implementations.items()
-    if name != "reference"
-} | {
-    "expert_ffn_grouped": (lambda x, *w: expert_ffn_grouped(x, (9, 4), *w), lambda: (_leaf(T, D), *_weights())),
-    "slot_rows": (slot_rows, lambda: (_ids(T, K, high=E), _ids(T, K, high=T), C)),
-    "one_hot": (explicit.one_hot, lambda: (_ids(T, high=E), E)),
-    "count": (explicit.count, lambda: (_ids(T, high=E), E)),
-    "nonzero": (explicit.nonzero, lambda: (torch.arange(T) % 2 == 0, 7)),
-    "masked_rows": (explicit.masked_rows, lambda: (_leaf(T, D), torch.arange(T) % 2 == 0, 7)),
-    "unique": (explicit.unique, lambda: (torch.arange(T) % E, E, E)),
-    "dropout": (explicit.dropout, lambda: (_leaf(T, D), 0.1)),
-}
-
-
-def _recorded(function, args):
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    with Recorder(tensors) as recorder:
-        with region("dense"):
-            out = function(*args)
-        outputs = [o for o in (out if isinstance(out, tuple) else (out,)) if o.requires_grad]
-        if outputs:
-            torch.autograd.backward(outputs, [output.detach() for output in outputs])
-    return recorder
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -77,11 +18,7 @@ def test_kernel_runs_the_same_operators_on_meta_tensors(name):
     """Operators, shapes, bytes, FLOPs, persistent and peak memory, forward and backward."""
     function, make = CALLS[name]
     real_args = make()
-    meta_args = [
-        arg.detach().to("meta").requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg
-        for arg in real_args
-    ]
-    real, meta = _recorded(function, real_args), _recorded(function, meta_args)
+    real, meta = recorded(function, real_args), recorded(function, moved(real_args, "meta"))
     assert meta.ops == real.ops
     assert (meta.persistent_bytes, meta.peak_bytes) == (real.persistent_bytes, real.peak_bytes)
     needs_gradient = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in real_args)
