@@ -4,8 +4,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from moebench.workloads.layer import LayerWorkload
+from moebench.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -13,8 +14,9 @@ class Case:
     """One system on one workload on one topology under one engine.
 
     Attributes:
+        system: or for a kernel, which has none, the implementation.
         conventions: `common` or `as-shipped`.
-        implementation: of the kernels: `torch`, `triton`, `reference`.
+        implementation: of the kernels: `torch`, `triton`, `reference`, or the name of another system's variant.
         assumptions: what the paper leaves open and the suite chose: `gpu`, `experts`, `input_gradient` -> value.
         is_default: whether every assumption is the suite's first choice.
         overrides: `--set` values, parameter name -> text.
@@ -23,7 +25,7 @@ class Case:
     suite: str
     experiment: str
     system: str
-    workload: LayerWorkload
+    workload: Workload
     topology: str
     size: str
     engine: str
@@ -36,21 +38,23 @@ class Case:
     @property
     def point(self) -> str:
         """The name without the system: what two systems must share to be compared."""
-        parts = [self.experiment, self.workload.gate.label, f"b{self.workload.batch_size}", self.topology]
-        parts += [f"e{self.workload.experts}"]
-        if not self.workload.input_gradient:
-            parts.append("no-input-gradient")
+        before, after = self.workload.labels
+        parts = [self.experiment, *before, self.topology, *after]
         if self.conventions != "common":
             parts.append(self.conventions)
         return "/".join(parts)
 
     @property
     def name(self) -> str:
-        """The point and the system: `overall/switch/b32/4x8-titan-rtx/e32/reference`."""
+        """The point and the system.
+
+        `overall/switch/b32/4x8-titan-rtx/e32/reference`, `topk-kernel/topk_gate/t8192-e16-k1-fp32/1x1-h200/triton`.
+        """
         return f"{self.point}/{self.system}"
 
     @property
     def hash(self) -> str:
         """16 hex digits over everything that decides the number."""
-        text = json.dumps(asdict(self) | {"assumptions": dict(self.assumptions)}, sort_keys=True, default=str)
+        data: Any = self  # every workload is a dataclass
+        text = json.dumps(asdict(data) | {"assumptions": dict(self.assumptions)}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

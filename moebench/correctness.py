@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -20,8 +21,10 @@ import torch
 import moebench.kernels
 import moebench.systems
 import moebench.workloads
-from moebench import check_instance, check_verdict, ranks
+from moebench import check_instance, check_random, check_tempered, check_verdict, kinds, ranks
+from moebench.case import Case
 from moebench.check_instance import Instance, instance
+from moebench.plan_layers import layer_of
 from moebench.systems.interface import System
 from moebench.systems.registry import conventions_of, get
 from moebench.workloads.conventions import Conventions
@@ -29,7 +32,7 @@ from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import GateSpec
 
 RANKS = 4
-_REMEMBERED = ("passed", "wrong", "unsupported")  # `failed` may be the machine's fault
+REMEMBERED = ("passed", "wrong", "unsupported")  # `failed` may be the machine's fault
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,27 @@ class Status:
 
     status: str
     reason: str = ""
+
+
+def check_cases(cases: Sequence[Case]) -> Iterator[Status]:
+    """Whether each case computes what it should, in their order, as one after another is known.
+
+    Args:
+        cases: one of each check key of its kind: what passes for it passes for the others.
+    """
+    by_kind: dict[str, list[Case]] = {}
+    for case in cases:
+        by_kind.setdefault(case.workload.kind, []).append(case)
+    found = {kind: kinds.of(kind, "check")(own) for kind, own in by_kind.items()}
+    for case in cases:
+        yield next(found[case.workload.kind])
+
+
+def check_layers(cases: Sequence[Case]) -> Iterator[Status]:
+    """Whether the system of each case computes what the reference computes."""
+    for case in cases:
+        layer = layer_of(case)
+        yield check(case.system, layer.gate, layer.dtype, case.conventions, activation=layer.activation)
 
 
 def check(
@@ -71,12 +95,12 @@ def check_conventions(
     """`check` under any conventions."""
     torch_dtype(dtype)
     key = _key(system, gate, dtype, conventions, ranks, activation)
-    remembered = _recall(key)
+    remembered = recall(key)
     if remembered is not None:
         return remembered
     status = _run(system, gate, dtype, conventions, ranks, activation)
-    if status.status in _REMEMBERED:
-        _remember(key, status)
+    if status.status in REMEMBERED:
+        remember(key, status)
     return status
 
 
@@ -134,7 +158,7 @@ def code_hash() -> str:
     """Hash of all code that a check depends on: kernels, workloads, systems and the check itself."""
     packages = (moebench.kernels, moebench.workloads, moebench.systems)
     files = [file for package in packages for folder in package.__path__ for file in sorted(Path(folder).rglob("*.py"))]
-    files += [Path(str(module.__file__)) for module in (check_instance, check_verdict, ranks, sys.modules[__name__])]
+    files += [Path(str(module.__file__)) for module in (check_instance, check_random, check_tempered, check_verdict, ranks, sys.modules[__name__])]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -143,14 +167,15 @@ def _source_hash(path: str | None) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else ""
 
 
-def _recall(key: str) -> Status | None:
+def recall(key: str) -> Status | None:
+    """What is remembered of a check."""
     try:
         return Status(**json.loads((cache_folder() / "correctness" / f"{key}.json").read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _remember(key: str, status: Status) -> None:
+def remember(key: str, status: Status) -> None:
     """Written whole or not at all; a folder that can't be written to only costs time."""
     folder = cache_folder() / "correctness"
     with suppress(OSError):

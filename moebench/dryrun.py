@@ -66,7 +66,7 @@ def _pilot(ready: Plan, budget_s: float) -> tuple[dict, float, float]:
         spent.append(once_s)
         values = {row.metric: row.value for row in rows if not row.detail}
         status = next((row.status for row in rows if row.status != "passed"), "passed")
-        tried[key] = (values.get("peak_memory"), values.get("step_time"), status)
+        tried[key] = (values.get("peak_memory"), values.get(case.workload.metric), status)
     later = spent[1:] or spent  # the first one also imports
     return tried, sum(later) / len(later) if later else 0.0, replay_s
 

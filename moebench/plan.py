@@ -1,27 +1,24 @@
-"""From a suite and the user's filters to the list of cases: which points run, under which assumptions.
+"""From a suite and the user's filters to the list of cases: which points run, where, and on which engine.
 
-What the paper does not say is an assumption: the node type, the rule for the number of experts, whether the layer's
-input needs a gradient. Every gate runs under the suite's first choice of each; their full cross runs only for the
-experiment's `sweep_gates`. As-shipped conventions run under the first choices only.
+What is planned of one experiment is its kind's affair (moebench.kinds); filters, machines and places are everybody's.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 
+from moebench import kinds
 from moebench.case import Case
 from moebench.workloads.errors import InputError, one_of
-from moebench.workloads.experts import experts_for
-from moebench.workloads.layer import GateSpec, LayerWorkload
 from moebench.workloads.machine import Topology
 from moebench.workloads.places import ON_THIS_MACHINE, THIS_MACHINE
-from moebench.workloads.suite import Experiment, Suite
+from moebench.workloads.suite import Experiment, KernelExperiment, LayerExperiment, Suite
 
 ENGINES = ("auto", "local", "cluster", "sim")
 QUICK_SAMPLES = 32
 
 Load = Callable[[str], Topology]
+AnyExperiment = LayerExperiment | KernelExperiment
 
 
 @dataclass(frozen=True)
@@ -55,21 +52,6 @@ class Filters:
     def is_whole(self) -> bool:
         """Whether the whole suite runs, on the machines as their files describe them."""
         return not (self.narrow or self.quick or self.overrides)
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """One choice of everything that the paper leaves open."""
-
-    gpu: str
-    experts: str
-    input_gradient: bool
-    is_default: bool
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The choice as text, by the name of what is assumed."""
-        return {"gpu": self.gpu, "experts": self.experts, "input_gradient": "yes" if self.input_gradient else "no"}
 
 
 @dataclass(frozen=True)
@@ -118,8 +100,46 @@ class Machines:
         return self._loaded[name]
 
 
+@dataclass(frozen=True)
+class Context:
+    """What every kind needs to plan an experiment.
+
+    Attributes:
+        own_places: names of all topologies, sizes and node types of the experiments that run: a filter that names one
+            of them means nothing to an experiment without it.
+    """
+
+    suite: Suite
+    filters: Filters
+    engine: str
+    machines: Machines
+    own_places: Collection[str] = ()
+
+    @property
+    def source(self) -> str:
+        """Where the suite stands, for an error."""
+        return source(self.suite)
+
+    def places(self, experiment: Experiment) -> list[Place]:
+        """Where an experiment runs, node types in the suite's order."""
+        own = [Place(size, gpu, f"{size}-{gpu}") for gpu in experiment.node_types for size in experiment.sizes]
+        if not self.filters.topologies:
+            return own
+        found: dict[str, Place] = {}
+        for name in self.filters.topologies:
+            matches = [replace(p, asked=True) for p in own if name in (p.topology, p.size, p.gpu)]
+            for place in matches or ([] if name in self.own_places else [self._elsewhere(name)]):
+                found.setdefault(place.topology, place)
+        return list(found.values())
+
+    def _elsewhere(self, name: str) -> Place:
+        topology = self.machines(name)
+        size = f"{topology.nodes}x{topology.gpus_per_node}"
+        return Place(size, topology.name.removeprefix(f"{size}-"), topology.name, asked=True)
+
+
 def plan(suite: Suite, filters: Filters, engine: str = "auto", machines: Machines | None = None) -> list[Case]:
-    """The cases of a run, default assumptions first; each distinct computation once.
+    """The cases of a run, default assumptions first within an experiment; each distinct computation once.
 
     Raises:
         InputError: a filter names nothing (the text lists what there is), or a workload has no meaning.
@@ -128,11 +148,11 @@ def plan(suite: Suite, filters: Filters, engine: str = "auto", machines: Machine
         raise one_of("engine", engine, ENGINES)
     machines = machines or Machines(filters.overrides)
     _check_names(suite, filters)
+    chosen = chosen_experiments(suite, filters)
+    context = Context(suite, filters, engine, machines, place_names(chosen))
     found: dict[tuple[object, ...], Case] = {}
-    for experiment in chosen_experiments(suite, filters):
-        if not _wanted(filters.dtypes, experiment.layer.dtype):
-            continue
-        for case in _cases(suite, experiment, filters, engine, machines):
+    for experiment in chosen:
+        for case in kinds.of(experiment.kind, "cases")(experiment, context):
             key = (case.experiment, case.system, case.workload, case.topology, case.conventions, case.engine)
             found.setdefault(key, case)
     if not found:
@@ -140,104 +160,21 @@ def plan(suite: Suite, filters: Filters, engine: str = "auto", machines: Machine
     return list(found.values())
 
 
-def chosen_experiments(suite: Suite, filters: Filters) -> list[Experiment]:
+def chosen_experiments(suite: Suite, filters: Filters) -> list[AnyExperiment]:
     """The experiments that the filters keep."""
     _known("experiment", filters.experiments, [e.name for e in suite.experiments], suite)
-    return [e for e in suite.experiments if _wanted(filters.experiments, e.name)]
+    return [e for e in suite.experiments if wanted(filters.experiments, e.name)]
 
 
-def places(experiment: Experiment, filters: Filters, machines: Machines) -> list[Place]:
-    """Where an experiment runs, node types in the suite's order."""
-    own = [Place(size, gpu, f"{size}-{gpu}") for gpu in experiment.node_types for size in experiment.sizes]
-    if not filters.topologies:
-        return own
-    found: dict[str, Place] = {}
-    for name in filters.topologies:
-        matches = [replace(p, asked=True) for p in own if name in (p.topology, p.size, p.gpu)]
-        for place in matches or [_elsewhere(name, machines)]:
-            found.setdefault(place.topology, place)
-    return list(found.values())
-
-
-def _elsewhere(name: str, machines: Machines) -> Place:
-    topology = machines(name)
-    size = f"{topology.nodes}x{topology.gpus_per_node}"
-    return Place(size, topology.name.removeprefix(f"{size}-"), topology.name, asked=True)
-
-
-def assumptions(experiment: Experiment, gpus: Iterable[str]) -> list[Assumption]:
-    """The full cross of what the experiment leaves open, over node types `gpus`; its first choices first."""
-    first = (experiment.node_types[0], experiment.layer.experts[0], experiment.layer.input_gradient[0])
-    crossed = [
-        Assumption(gpu, rule, gradient, (gpu, rule, gradient) == first)
-        for gpu in dict.fromkeys(gpus)
-        for rule in experiment.layer.experts
-        for gradient in experiment.layer.input_gradient
-    ]
-    return sorted(crossed, key=lambda assumption: not assumption.is_default)
-
-
-def is_planned(experiment: Experiment, gate: GateSpec, assumption: Assumption, place: Place, quick: bool) -> bool:
-    """Whether a gate runs under an assumption at a place."""
-    if assumption.gpu != place.gpu:
-        return False
-    layer = experiment.layer
-    first_layer = (assumption.experts, assumption.input_gradient) == (layer.experts[0], layer.input_gradient[0])
-    if assumption.is_default or (place.asked and first_layer):
-        return True
-    return not quick and bool({gate.name, gate.label} & set(experiment.sweep_gates))
-
-
-def workload_of(
-    experiment: Experiment, gate: GateSpec, batch_size: int, assumption: Assumption, ranks: int
-) -> LayerWorkload:
-    """The workload of one point."""
-    layer = experiment.layer
-    return LayerWorkload(
-        gate=gate,
-        batch_size=batch_size,
-        sequence=layer.sequence,
-        d_model=layer.d_model,
-        d_ffn=layer.d_ffn,
-        experts=experts_for(assumption.experts, ranks),
-        dtype=layer.dtype,
-        capacity_factor=layer.capacity_factor,
-        activation=layer.activation,
-        input_gradient=assumption.input_gradient,
-        routing=layer.routing,
-    )
-
-
-def _cases(
-    suite: Suite, experiment: Experiment, filters: Filters, engine: str, machines: Machines
-) -> Iterator[Case]:
-    where = places(experiment, filters, machines)
-    gates = [g for g in experiment.gates if _wanted(filters.gates, g.label, g.name)]
-    batch_sizes = [b for b in experiment.batch_sizes if _wanted(filters.batch_sizes, b)]
-    systems = list(dict.fromkeys(filters.systems or experiment.systems))
-    gpus = [*experiment.node_types, *(place.gpu for place in where)]
-    for assumption, gate, batch_size, place in product(assumptions(experiment, gpus), gates, batch_sizes, where):
-        if not is_planned(experiment, gate, assumption, place, filters.quick):
-            continue
-        topology = machines(place.topology)
-        workload = workload_of(experiment, gate, batch_size, assumption, topology.ranks)
-        problem = workload.problem(topology.ranks)
-        if problem:
-            raise InputError(f"{_source(suite)}: experiment {experiment.name}, topology {topology.name}: {problem}")
-        for conventions, system in product(_conventions(experiment, assumption, filters), systems):
-            yield Case(
-                suite=suite.name,
-                experiment=experiment.name,
-                system=system,
-                workload=workload,
-                topology=topology.name,
-                size=place.size,
-                engine=engine_of(topology, engine),
-                conventions=conventions,
-                assumptions=assumption.labels,
-                is_default=assumption.is_default,
-                overrides=dict(filters.overrides),
-            )
+def place_names(experiments: Sequence[Experiment]) -> set[str]:
+    """Sizes, node types and topologies of some experiments."""
+    return {
+        name
+        for e in experiments
+        for size in e.sizes
+        for gpu in e.node_types
+        for name in (size, gpu, f"{size}-{gpu}")
+    }
 
 
 def engine_of(topology: Topology, engine: str) -> str:
@@ -258,45 +195,40 @@ def engine_of(topology: Topology, engine: str) -> str:
     return engine
 
 
-def _conventions(experiment: Experiment, assumption: Assumption, filters: Filters) -> Sequence[str]:
-    if filters.quick or not assumption.is_default:
-        return [name for name in experiment.conventions if name == "common"]
-    return experiment.conventions
-
-
 def _check_names(suite: Suite, filters: Filters) -> None:
     """Refuse a filter that names nothing, listing what there is."""
     if suite.reported is not None:
         from moebench.claims.reported import papers
 
         if suite.reported not in papers():
-            raise one_of("reported", suite.reported, papers(), _source(suite))
-    experiments = chosen_experiments(suite, filters)
-    gates = [name for e in experiments for g in e.gates for name in (g.label, g.name)]
-    _known("gate", filters.gates, gates, suite)
-    _known("batch size", filters.batch_sizes, [b for e in experiments for b in e.batch_sizes], suite)
-    _known("dtype", filters.dtypes, [e.layer.dtype for e in experiments], suite)
-    from moebench.systems.registry import systems
-
-    registered = systems()
+            raise one_of("reported", suite.reported, papers(), source(suite))
+    known: dict[str, list[object]] = {}
+    for experiment in chosen_experiments(suite, filters):
+        for what, names in kinds.of(experiment.kind, "names")(experiment, source(suite)).items():
+            known.setdefault(what, []).extend(names)
+    for what, wanted_names in (
+        ("gate", filters.gates),
+        ("batch size", filters.batch_sizes),
+        ("dtype", filters.dtypes),
+    ):
+        _known(what, wanted_names, known.get(what, []), suite)
     for name in filters.systems:  # any registered system may join a comparison
-        if name not in registered:
-            raise one_of("system", name, registered)
-    for experiment in experiments:
-        for name in experiment.systems:
-            if name not in registered:
-                raise one_of("system", name, registered, f"{_source(suite)}: experiment {experiment.name}")
+        if name not in known["system"]:
+            raise one_of("system", name, map(str, known["system"]))
 
 
-def _known(what: str, wanted: Sequence, have: Sequence, suite: Suite) -> None:
-    for name in wanted:
+def _known(what: str, wanted_names: Sequence, have: Sequence, suite: Suite) -> None:
+    for name in wanted_names:
         if name not in have:
             raise one_of(what, name, [str(h) for h in have], f"suite {suite.name}")
 
 
-def _wanted(wanted: Sequence, *names: object) -> bool:
-    return not wanted or any(name in wanted for name in names)
+def wanted(names: Sequence, *own: object) -> bool:
+    """Whether a filter keeps something that is called by any of its own names."""
+    return not names or any(name in names for name in own)
 
 
-def _source(suite: Suite) -> str:
+def source(suite: Suite) -> str:
+    """Where a suite stands, for an error."""
     return suite.source_path or f"suite {suite.name}"
+

@@ -14,9 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from moebench import kinds
 from moebench.case import Case
 from moebench.environment import environment, usable_cores
-from moebench.plan import Filters, Machines, plan, quickened
+from moebench.plan import Filters, Machines, chosen_experiments, place_names, plan, quickened
 from moebench.results.rows import Row, row_of, with_finite_numbers
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
 from moebench.stopping import exit_status
@@ -110,8 +111,7 @@ def prepare(suite: Suite, filters: Filters, engine: str = "auto") -> Plan:
     cases = plan(suite, filters, engine, machines)
     topologies = {name: machines(name) for name in dict.fromkeys(case.topology for case in cases)}
     # The record names the user's own topologies as its copies are named, so that resuming needs no file.
-    own = {name for e in suite.experiments for size in e.sizes for gpu in e.node_types
-           for name in (size, gpu, f"{size}-{gpu}")}
+    own = place_names(chosen_experiments(suite, filters))
     asked = tuple(name if name in own else machines(name).name for name in filters.topologies)
     return Plan(suite, replace(filters, topologies=asked), engine, cases, topologies)
 
@@ -154,7 +154,7 @@ def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None
 
     Args:
         jobs: processes an engine may use; default the usable cores.
-        check: the correctness gate; default moebench.correctness.check.
+        check: the correctness gate, `check(cases) -> a Status each`; default moebench.correctness.check_cases.
 
     Raises:
         StorageError: rows can't be written; those of earlier cases are safe.
@@ -196,32 +196,30 @@ def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None
 def _correct_cases(
     cases: list[Case], job: Job, watch: Watch, keep: Callable[[list[Row]], None], check: Check | None
 ) -> list[Case]:
-    """The cases whose system passes the check instance; the others get a row that says why they have no number."""
+    """The cases whose system or kernel passes its check instance; the others get a row that says why they have no number."""
     check = check or _check()
-    by_instance: dict[tuple[Any, ...], list[Case]] = {}
+    by_key: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
-        layer = case.workload
-        instance = (case.system, layer.gate, layer.dtype, case.conventions, layer.activation)
-        by_instance.setdefault(instance, []).append(case)
-    watch.phase("correctness", len(by_instance))
+        kind = case.workload.kind
+        by_key.setdefault((kind, *kinds.of(kind, "check_key")(case)), []).append(case)
+    watch.phase("correctness", len(by_key))
     passed: set[str] = set()
-    for instance, own in by_instance.items():
-        status = check(*instance[:-1], activation=instance[-1])
-        watch.step(" ".join((own[0].system, own[0].workload.gate.label)))
+    for own, status in zip(by_key.values(), check([own[0] for own in by_key.values()]), strict=True):
+        watch.step(" ".join((own[0].system, own[0].workload.labels[0][0])))
         if status.status == "passed":
             passed.update(case.hash for case in own)
             continue
         for case in own:
             hardware = job.topologies[case.topology].hardware.name
-            row = row_of(case, hardware, "step_time", "s", None, status=status.status, reason=status.reason)
-            keep([row])
+            metric = case.workload.metric
+            keep([row_of(case, hardware, metric, "s", None, status=status.status, reason=status.reason)])
     return [case for case in cases if case.hash in passed]
 
 
 def _check() -> Check:
-    from moebench.correctness import check
+    from moebench.correctness import check_cases
 
-    return check
+    return check_cases
 
 
 def _run_engine(name: str, cases: Sequence[Case], job: Job, jobs: int) -> Iterator[list[Row]]:

@@ -3,7 +3,9 @@
 Dimensions: T tokens of a rank, E experts, D model, F feed-forward, K choices a token, R ranks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 ACTIVATIONS = ("relu", "gelu", "swiglu")
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
@@ -94,10 +96,31 @@ class LayerWorkload:
     routing: RoutingSpec = field(default_factory=RoutingSpec)
     optimizer: str = "sgd"
 
+    kind: ClassVar[str] = "layer"
+    metric: ClassVar[str] = "step_time"
+    unit_of_work: ClassVar[str] = "step"
+    issued_ahead: ClassVar[bool] = False
+
     @property
     def tokens(self) -> int:
         """T, tokens of a rank."""
         return self.batch_size * self.sequence
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """`switch`, `b32` before the topology; `e16`, and what differs from the usual layer, after it."""
+        unusual = () if self.input_gradient else ("no-input-gradient",)
+        return (self.gate.label, f"b{self.batch_size}"), (f"e{self.experts}", *unusual)
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The columns of result rows that only layers fill."""
+        return {
+            "gate": self.gate.label,
+            "batch_size": self.batch_size,
+            "experts": self.experts,
+            "input_gradient": self.input_gradient,
+        }
 
     def problem(self, ranks: int) -> str | None:
         """Why this workload has no meaning on `ranks` ranks, naming the keys; None when it has one."""

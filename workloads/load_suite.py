@@ -1,17 +1,29 @@
 """Suite files into the dataclasses of moebench.workloads.suite."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from moebench.workloads.errors import InputError
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.kernel import OPERATIONS, KernelWorkload, combined
 from moebench.workloads.layer import GateSpec, RoutingSpec
 from moebench.workloads.places import SUITES, find, names
-from moebench.workloads.schema import ExperimentFile, LayerFile, SuiteFile, check_data, parse_file
-from moebench.workloads.suite import Experiment, LayerShape, Suite
-from moebench.workloads.toml_file import TomlFile, dotted, read_toml
+from moebench.workloads.schema import (
+    KernelExperimentFile,
+    KernelGridFile,
+    LayerExperimentFile,
+    LayerFile,
+    SuiteFile,
+    check_data,
+    parse_file,
+)
+from moebench.workloads.suite import KernelExperiment, KernelGrid, LayerExperiment, LayerShape, Suite
+from moebench.workloads.toml_file import Key, TomlFile, dotted, read_toml
+
+Where = Callable[[Sequence[Key]], str]  # file and line of a key path
 
 
 def suite_names() -> tuple[str, ...]:
@@ -49,8 +61,13 @@ def check_suite(suite: Suite, where: str) -> None:
     data = to_file(suite)
     check_data(SuiteFile, data, lambda keys: f"{where}.{dotted(keys)}" if keys else where)
     for experiment in suite.experiments:
-        for gate in experiment.gates:
-            gate_spec(gate.label, f"{where}.experiments.{experiment.name}")
+        place = f"{where}.experiments.{experiment.name}"
+        if isinstance(experiment, KernelExperiment):
+            for grid in experiment.kernels:
+                check_grid(grid, lambda keys, place=place: f"{place}.{dotted(keys)}")
+        else:
+            for gate in experiment.gates:
+                gate_spec(gate.label, place)
 
 
 def to_file(suite: Suite) -> dict[str, Any]:
@@ -58,7 +75,8 @@ def to_file(suite: Suite) -> dict[str, Any]:
     data = json.loads(json.dumps(asdict(suite)))
     del data["name"], data["source_path"]
     for experiment, loaded in zip(data["experiments"], suite.experiments):
-        experiment["gates"] = [gate.label for gate in loaded.gates]
+        if isinstance(loaded, LayerExperiment):
+            experiment["gates"] = [gate.label for gate in loaded.gates]
         experiment["figure"] = experiment["figure"] or None
     return data
 
@@ -74,12 +92,93 @@ def gate_spec(label: str, where: str = "") -> GateSpec:
     return parse_label(label, where)
 
 
-def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> Experiment:
+def check_grid(grid: KernelGrid, where: Where) -> None:
+    """Refuse what an operator doesn't have.
+
+    Args:
+        where: file and line of a key of the grid.
+
+    Raises:
+        InputError: the first fault, naming the key and the choices.
+    """
+    from moebench.workloads.kernel_calls import implementations_of
+
+    operation = OPERATIONS[grid.op]
+    for key, given, choices in (
+        ("implementation", grid.implementations, implementations_of(grid.op)),
+        ("dtype", grid.dtypes, operation.dtypes),
+        ("variant", grid.variants, operation.variants or ("",)),
+        ("direction", grid.directions, operation.directions),
+    ):
+        for name in given:
+            if name not in choices:
+                raise one_of(f"{key} of {grid.op}", name, choices, where([f"{key}s"]))
+        if len(set(given)) < len(given):
+            raise InputError(f"{where([f'{key}s'])}: the same {key} stands there twice")
+    _check_shapes(grid, where)
+
+
+def _check_shapes(grid: KernelGrid, where: Where) -> None:
+    dimensions = OPERATIONS[grid.op].dimensions
+    for name in grid.shapes:
+        if name not in dimensions:
+            raise one_of(f"dimension of {grid.op}", name, dimensions, where(["shapes", name]))
+    for name in dimensions:
+        if name not in grid.shapes:
+            raise InputError(f"{where(['shapes'])}: missing key {name}; {grid.op} has {', '.join(dimensions)}")
+    for sizes in combined(grid.shapes):
+        problem = KernelWorkload(grid.op, **sizes).problem(1)
+        if problem:
+            raise InputError(f"{where(['shapes', problem.partition(' ')[0]])}: {problem}")
+
+
+def _experiment(
+    model: LayerExperimentFile | KernelExperimentFile, file: TomlFile, index: int
+) -> LayerExperiment | KernelExperiment:
+    if isinstance(model, KernelExperimentFile):
+        return _kernel_experiment(model, file, index)
+    return _layer_experiment(model, file, index)
+
+
+def _kernel_experiment(model: KernelExperimentFile, file: TomlFile, index: int) -> KernelExperiment:
+    grids = []
+    for place, grid in enumerate(model.kernels):
+        grids.append(_grid(grid))
+        here: list[Key] = ["experiments", index, "kernels", place]
+        check_grid(grids[-1], lambda keys, here=here: file.where([*here, *keys]))
+    return KernelExperiment(
+        name=model.name,
+        title=model.title,
+        question=model.question,
+        metric=model.metric,
+        sizes=tuple(model.sizes),
+        node_types=tuple(model.node_types),
+        figure={} if model.figure is None else model.figure.model_dump(),
+        not_published=tuple(model.not_published),
+        caveats=tuple(model.caveats),
+        kernels=tuple(grids),
+    )
+
+
+def _grid(model: KernelGridFile) -> KernelGrid:
+    operation = OPERATIONS[model.op]
+    usual_dtype = "fp32" if "fp32" in operation.dtypes else operation.dtypes[0]
+    return KernelGrid(
+        op=model.op,
+        implementations=tuple(model.implementations),
+        shapes={name: tuple(sizes) for name, sizes in model.shapes.items()},
+        dtypes=tuple(model.dtypes) or (usual_dtype,),
+        variants=tuple(model.variants) or (operation.variants or ("",))[:1],
+        directions=tuple(model.directions),
+    )
+
+
+def _layer_experiment(model: LayerExperimentFile, file: TomlFile, index: int) -> LayerExperiment:
     gates = tuple(gate_spec(label, file.where(["experiments", index, "gates"])) for label in model.gates)
     if len(set(gates)) < len(gates):
         raise InputError(f"{file.where(['experiments', index, 'gates'])}: the same gate stands there twice")
     swept = tuple(gate_spec(label).label for label in model.sweep_gates)
-    return Experiment(
+    return LayerExperiment(
         name=model.name,
         title=model.title,
         question=model.question,

@@ -5,13 +5,23 @@ The models stay at the file boundary: moebench.workloads.load turns them into th
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.experts import experts_for
+from moebench.workloads.kernel import DIRECTIONS, OPERATIONS
 from moebench.workloads.layer import ACTIVATIONS, DTYPES, ROUTINGS
 from moebench.workloads.machine import STATUSES
 from moebench.workloads.parameters import LINK_KINDS
@@ -19,8 +29,12 @@ from moebench.workloads.toml_file import TomlFile
 
 SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
 CONVENTION_NAMES = ("common", "as-shipped")
-METRICS = ("step_time",)  # what an experiment compares
+METRICS = ("step_time",)  # what an experiment of layers compares
+KERNEL_METRICS = ("kernel_time",)
+KINDS = ("layer", "kernel")  # of experiments; the first where a file says nothing
 FIGURE_KINDS = ("speedup",)  # what a report draws: speedup against batch size, a column a size, a row a gate
+KERNEL_FIGURE_KINDS = ("kernel-speedup",)  # speedup by shape, a panel a direction
+ONE_DEVICE = "1x1"
 HARDWARE_KINDS = ("gpu", "cpu")
 
 
@@ -193,9 +207,10 @@ class FigureFile(Strict):
     row: Annotated[str, _choice("row", ("gate",))] = "gate"
 
 
-class ExperimentFile(Strict):
+class LayerExperimentFile(Strict):
     """One figure or table: grids are lists, and where a paper is silent the first entry is the default."""
 
+    kind: Literal["layer"] = "layer"
     name: Name
     title: Text
     question: Text
@@ -227,6 +242,63 @@ class ExperimentFile(Strict):
             if gate not in self.gates:
                 raise PydanticCustomError("gate", "{text}", {"text": str(one_of("sweep gate", gate, self.gates))})
         return self
+
+
+class KernelFigureFile(Strict):
+    """How many times faster than the baseline each implementation is, by shape."""
+
+    kind: Annotated[str, _choice("figure", KERNEL_FIGURE_KINDS)]
+    baseline: Name
+
+
+class KernelGridFile(Strict):
+    """One operator: every combination of its sizes, dtypes, variants, directions and implementations."""
+
+    op: Annotated[str, _choice("op", tuple(OPERATIONS))]
+    implementations: Annotated[list[Name], Field(min_length=1)]
+    shapes: dict[str, Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1)]]
+    dtypes: list[str] = Field(default_factory=list)
+    variants: list[str] = Field(default_factory=list)
+    directions: Annotated[list[Annotated[str, _choice("direction", DIRECTIONS)]], Field(min_length=1)] = Field(
+        default_factory=lambda: ["forward"]
+    )
+
+
+class KernelExperimentFile(Strict):
+    """Calls of kernels, each on one device of every node type."""
+
+    kind: Literal["kernel"]
+    name: Name
+    title: Text
+    question: Text
+    metric: Annotated[str, _choice("metric", KERNEL_METRICS)]
+    kernels: Annotated[list[KernelGridFile], Field(min_length=1)]
+    node_types: Annotated[list[Name], Field(min_length=1)]
+    sizes: Annotated[list[Annotated[str, _choice("size", (ONE_DEVICE,))]], Field(min_length=1)] = Field(
+        default_factory=lambda: [ONE_DEVICE]
+    )
+    figure: KernelFigureFile | None = None
+    not_published: list[Text] = Field(default_factory=list)
+    caveats: list[Text] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _compares_its_own_implementations(self) -> Self:
+        names = [name for grid in self.kernels for name in grid.implementations]
+        if self.figure is not None and self.figure.baseline not in names:
+            text = str(one_of("baseline", self.figure.baseline, names, "figure"))
+            raise PydanticCustomError("baseline", "{text}", {"text": text})
+        return self
+
+
+def _kind_of(experiment: Any) -> str | None:
+    kind = experiment.get("kind", KINDS[0]) if isinstance(experiment, Mapping) else KINDS[0]
+    return kind if isinstance(kind, str) else None
+
+
+ExperimentFile = Annotated[
+    Annotated[LayerExperimentFile, Tag("layer")] | Annotated[KernelExperimentFile, Tag("kernel")],
+    Discriminator(_kind_of),
+]
 
 
 class SuiteFile(Strict):
@@ -274,8 +346,10 @@ def check_data(model: type[Model], data: Mapping[str, Any], where: Callable[[Seq
 
 def _explain(where: Callable[[Sequence[str | int]], str], fault: Mapping[str, Any]) -> str:
     """One fault as a line of text."""
-    keys = fault["loc"]
+    keys = _written_keys(fault["loc"])
     context = fault.get("ctx", {})
+    if fault["type"].startswith("union_tag"):
+        return str(one_of("kind", fault["input"]["kind"], KINDS, where([*keys, "kind"])))
     if fault["type"] == "missing":
         return f"{where(keys[:-1])}: missing key {keys[-1]}"
     if fault["type"] == "unknown_key":
@@ -283,3 +357,9 @@ def _explain(where: Callable[[Sequence[str | int]], str], fault: Mapping[str, An
     message = context.get("text") or fault["msg"][0].lower() + fault["msg"][1:]
     given = "" if "text" in context or isinstance(fault["input"], (dict, list)) else f", got {fault['input']!r}"
     return f"{where(keys)}: {message}{given}"
+
+
+def _written_keys(place: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """The keys that a file has: pydantic adds the kind of an experiment after its index."""
+    is_tagged = place[:1] == ("experiments",) and len(place) > 2 and place[2] in KINDS
+    return place[:2] + place[3:] if is_tagged else place

@@ -1,8 +1,12 @@
-"""A suite as data: experiments, their grids, assumptions and figures. The TOML loader makes these."""
+"""A suite as data: experiments, their grids, assumptions and figures. The TOML loader makes these.
+
+A kind of workload has its own kind of Experiment here; what all of them say stands in the common base.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moebench.workloads.kernel import FORWARD
 from moebench.workloads.layer import GateSpec, RoutingSpec
 
 
@@ -28,12 +32,27 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
+class KernelGrid:
+    """One operator of an experiment: every combination of what is listed.
+
+    Attributes:
+        shapes: dimension -> sizes.
+    """
+
+    op: str
+    implementations: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: tuple[str, ...] = ("fp32",)
+    variants: tuple[str, ...] = ("",)
+    directions: tuple[str, ...] = (FORWARD,)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One figure or table: a grid of cases, the systems compared, the metric.
 
     Attributes:
-        nodes: topology sizes and node types; the first node type is the default, the others are swept as assumptions.
-        sweep_gates: gates for which the non-default assumptions are run too.
+        sizes, node_types: of its topologies; the first node type is the default, the others are swept as assumptions.
         not_published: bars of the paper's figure that nobody can read, with the reason.
         caveats: what a reader must know about how its numbers come about, a sentence each.
     """
@@ -42,17 +61,41 @@ class Experiment:
     title: str
     question: str
     metric: str
-    systems: tuple[str, ...]
-    gates: tuple[GateSpec, ...]
-    batch_sizes: tuple[int, ...]
     sizes: tuple[str, ...]
     node_types: tuple[str, ...]
-    layer: LayerShape
-    conventions: tuple[str, ...] = ("common",)
-    sweep_gates: tuple[str, ...] = ()
     figure: Mapping[str, str] = field(default_factory=dict)
     not_published: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerExperiment(Experiment):
+    """Training steps of a layer.
+
+    Attributes:
+        sweep_gates: gates for which the non-default assumptions are run too.
+    """
+
+    systems: tuple[str, ...]
+    gates: tuple[GateSpec, ...]
+    batch_sizes: tuple[int, ...]
+    layer: LayerShape
+    conventions: tuple[str, ...] = ("common",)
+    sweep_gates: tuple[str, ...] = ()
+    kind: str = "layer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelExperiment(Experiment):
+    """Calls of kernels, each on one device."""
+
+    kernels: tuple[KernelGrid, ...]
+    kind: str = "kernel"
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The implementations that it compares."""
+        return tuple(dict.fromkeys(name for grid in self.kernels for name in grid.implementations))
 
 
 @dataclass(frozen=True)
@@ -67,7 +110,7 @@ class Suite:
     name: str
     title: str
     paper: str
-    experiments: tuple[Experiment, ...]
+    experiments: tuple[LayerExperiment | KernelExperiment, ...]
     reported: str | None = None
     samples: int = 256
     seed: int = 0

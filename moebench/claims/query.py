@@ -12,9 +12,9 @@ import numpy as np
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with
 from moebench.claims.scope import CantAnswer, Point, experiment_of, points
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
-from moebench.plan import Assumption
+from moebench.plan_layers import Assumption
 from moebench.results.rows import CPU_BOUND, Row
-from moebench.workloads.suite import Suite
+from moebench.workloads.suite import LayerExperiment, Suite
 
 ENGINES = ("sim", "local", "cluster")
 SPEEDUPS = ("step_speedup", "min_step_speedup", "max_step_speedup", "mean_step_speedup")
@@ -72,11 +72,11 @@ class StepTimes:
                 continue
             point = Point(
                 experiment=row.experiment,
-                gate=row.gate,
-                batch_size=row.batch_size,
+                gate=row.gate or "",
+                batch_size=row.batch_size or 0,
                 topology=row.topology,
-                experts=row.experts,
-                input_gradient=row.input_gradient,
+                experts=row.experts or 0,
+                input_gradient=bool(row.input_gradient),
                 conventions=row.conventions,
             )
             self._found.setdefault(row.engine, {}).setdefault((point, row.system), row)
@@ -98,6 +98,8 @@ def obtain(claim: Claim, suite: Suite, times: StepTimes) -> Obtained:
         CantAnswer: and what it would need.
     """
     experiment = experiment_of(claim, suite)
+    if not isinstance(experiment, LayerExperiment):
+        raise CantAnswer(f"experiment {experiment.name} is not about layers")
     if claim.metric not in (*SPEEDUPS, *STEP_TIMES):
         raise CantAnswer(f"no query for the metric {claim.metric} yet")
     systems = _systems(claim, times)

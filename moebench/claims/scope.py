@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moebench.claims.reported import Claim
-from moebench.plan import Assumption, assumptions
+from moebench.plan_layers import Assumption, assumptions
 from moebench.workloads.experts import experts_for
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.suite import Experiment, Suite
+from moebench.workloads.suite import KernelExperiment, LayerExperiment, Suite
 
 _KEYS = ("gate", "batch_size", "nodes", "gpus_per_node", "gpus", "dtype")
 _EVERYTHING = ("all", "in general")
@@ -34,7 +34,7 @@ class Point:
     conventions: str = "common"
 
 
-def experiment_of(claim: Claim, suite: Suite) -> Experiment:
+def experiment_of(claim: Claim, suite: Suite) -> LayerExperiment | KernelExperiment:
     """The experiment that a claim belongs to."""
     for experiment in suite.experiments:
         if experiment.name == claim.experiment:
@@ -42,7 +42,7 @@ def experiment_of(claim: Claim, suite: Suite) -> Experiment:
     raise CantAnswer(f"experiment {claim.experiment} is not built yet")
 
 
-def points(claim: Claim, experiment: Experiment) -> list[tuple[Assumption, list[Point]]]:
+def points(claim: Claim, experiment: LayerExperiment) -> list[tuple[Assumption, list[Point]]]:
     """The claim's points under each assumption that the suite plans for all of its gates, default first.
 
     Assumptions that come to the same points (on 8 ranks `max(16, world)` and `2*world` are 16 experts) count once.
@@ -71,7 +71,7 @@ def points(claim: Claim, experiment: Experiment) -> list[tuple[Assumption, list[
 
 
 def _points(
-    experiment: Experiment, assumption: Assumption, gates: list[GateSpec], batch_sizes: list[int], sizes: list[str]
+    experiment: LayerExperiment, assumption: Assumption, gates: list[GateSpec], batch_sizes: list[int], sizes: list[str]
 ) -> list[Point]:
     return [
         Point(

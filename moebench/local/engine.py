@@ -86,7 +86,8 @@ def by_point(cases: Sequence[Case]) -> list[tuple[Case, ...]]:
     """Cases grouped by point, suite and overrides, in order of first appearance."""
     found: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
-        found.setdefault((case.suite, case.point, case.workload, case.implementation), []).append(case)
+        same = "" if case.implementation == case.system else case.implementation  # or it is what a kernel compares
+        found.setdefault((case.suite, case.point, case.workload, same), []).append(case)
     return [tuple(group) for group in found.values()]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from moebench import kinds
 from moebench.case import Case
 from moebench.local.stats import outliers, summarise
 from moebench.results.rows import Row, row_of
@@ -26,9 +27,10 @@ def rows_of_case(case: Case, topology: Topology, measured: "Measured") -> list[R
             detail = {key: value for key, value in sample.items() if key != "time_s"}
             if is_outlier:
                 detail["mark"] = "outlier"
-            rows.append(row_of(case, hardware, "step_time", "s", sample["time_s"], sample=index, detail=detail))
+            rows.append(row_of(case, hardware, case.workload.metric, "s", sample["time_s"], sample=index, detail=detail))
         rows.append(_summary(case, hardware, regime, samples))
-    return rows + _detail_rows(case, hardware, measured.detail)
+    rows += _detail_rows(case, hardware, measured.detail)
+    return rows + kinds.of(case.workload.kind, "derived")(case, topology, rows)
 
 
 def _summary(case: Case, hardware: str, regime: str, samples: list[dict[str, Any]]) -> Row:
@@ -38,7 +40,7 @@ def _summary(case: Case, hardware: str, regime: str, samples: list[dict[str, Any
     s = summarise(list(groups.values()))
     detail = {"regime": regime, "q1": s.q1, "q3": s.q3, "minimum": s.minimum, "maximum": s.maximum}
     detail |= {"count": s.count, "processes": s.processes}
-    return row_of(case, hardware, "step_time", "s", s.median, low=s.low, high=s.high, detail=detail)
+    return row_of(case, hardware, case.workload.metric, "s", s.median, low=s.low, high=s.high, detail=detail)
 
 
 def _detail_rows(case: Case, hardware: str, detail: Mapping[str, Any]) -> list[Row]:

@@ -1,4 +1,6 @@
-"""The real training step of a case, as one rank runs it: alone in one process, or with its peers."""
+"""What is timed of a case on real tensors; of a layer, the training step of one rank, alone in one process or with its
+peers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moebench import kinds
 from moebench.case import Case
 from moebench.kernels.collectives.group import Group, described_group
+from moebench.plan_layers import layer_of
 from moebench.systems.interface import LayerWeights
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import LayerWorkload
@@ -19,18 +23,33 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """A training step, ready to run.
+    """A unit of a case's work, ready to run again and again.
 
     Attributes:
-        run: forward, backward, gradient sync of one rank, optimiser.
+        run: of a layer: forward, backward, gradient sync of one rank, optimiser. Of a kernel: one call.
         persistent: tensors that live from step to step.
+        eager: the same with every operator issued by the host, where `run` replays a graph that was captured; None
+            where `run` is that itself.
     """
 
     run: Callable[[], object]
     persistent: tuple[Tensor, ...]
+    eager: Callable[[], object] | None = None
 
 
 def build_step(case: Case, device: torch.device, group: Group | None = None) -> Step:
+    """What is timed of `case`.
+
+    Args:
+        group: the real ranks that run it together; default one rank alone.
+
+    Raises:
+        CannotRun: with the reason. Skipped: it could run, and isn't worth it here.
+    """
+    return kinds.of(case.workload.kind, "step")(case, device, group)
+
+
+def layer_step(case: Case, device: torch.device, group: Group | None = None) -> Step:
     """One training step of `case` on real tensors.
 
     The learning rate is zero: the optimiser does all of its work, and every step sees the same weights and routes the
@@ -46,13 +65,13 @@ def build_step(case: Case, device: torch.device, group: Group | None = None) -> 
     from moebench.systems.training import TrainingStep
     from moebench.workloads.routing import imposed_input
 
-    system = get(case.system)
-    conventions = conventions_of(system, case.workload.gate, case.conventions)
+    system, workload = get(case.system), layer_of(case)
+    conventions = conventions_of(system, workload.gate, case.conventions)
     group = group or described_group(1)
-    problem = case.workload.problem(group.size) or system.supports(case.workload, conventions)
+    problem = workload.problem(group.size) or system.supports(workload, conventions)
     if problem:
         raise CannotRun(problem)
-    workload, dtype = case.workload, torch_dtype(case.workload.dtype)
+    dtype = torch_dtype(workload.dtype)
     layer = system.build(workload, group, conventions, device, dtype)
     x_TD, gate_DE = imposed_input(workload, group.rank)
     layer.load_weights(_weights(workload, group, gate_DE, dtype, device))

@@ -87,9 +87,12 @@ def failure_of(error: Exception) -> tuple[str, str]:
     import torch
 
     from moebench.local.step import CannotRun
+    from moebench.trace.errors import Skipped
 
     if isinstance(error, CannotRun):
         return "unsupported", str(error)
+    if isinstance(error, Skipped):
+        return "skipped", str(error)
     text = str(error) or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
         return "out-of-memory", text.splitlines()[0]
@@ -100,7 +103,7 @@ def _detail(step: "Step") -> dict[str, Any]:
     """What one step counts, and the measured time of each region and phase."""
     from moebench.local.op_times import timed_program
 
-    program, seconds = timed_program(step.run, step.persistent)
+    program, seconds = timed_program(step.eager or step.run, step.persistent)
     regions: dict[tuple[str, str], list[float]] = {}
     for op, op_s in zip(program.ops, seconds):
         total = regions.setdefault((op.region, op.phase), [0.0, 0.0])

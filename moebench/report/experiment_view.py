@@ -11,14 +11,14 @@ from moebench.report.figures import breakdown_figure, speedup_figure, timeline_f
 from moebench.report.parts import Figure, Table, figure, interval, listed, number, size, times
 from moebench.report.steps import Step, steps_of
 from moebench.results.store import RunFolder
-from moebench.workloads.suite import Experiment, LayerShape
+from moebench.workloads.suite import LayerExperiment, LayerShape
 
 MILLI = 1e3
 KEYS = ["gate", "batch_size", "size", "topology", "experts", "engine"]
 MOST_TABLE_ROWS = 1500
 
 
-def experiment_view(folder: RunFolder, experiment: Experiment, frame: pd.DataFrame, scores: Sequence[Score]) -> dict:
+def experiment_view(folder: RunFolder, experiment: LayerExperiment, frame: pd.DataFrame, scores: Sequence[Score]) -> dict:
     """The template's view of one experiment.
 
     Args:
@@ -43,7 +43,7 @@ def experiment_view(folder: RunFolder, experiment: Experiment, frame: pd.DataFra
     }
 
 
-def _speedup_figures(experiment: Experiment, step_times: pd.DataFrame, scores: Sequence[Score]) -> list[Figure]:
+def _speedup_figures(experiment: LayerExperiment, step_times: pd.DataFrame, scores: Sequence[Score]) -> list[Figure]:
     """One figure a system that is compared with the figure's baseline, claimed ones first."""
     baseline = experiment.figure.get("baseline", "")
     if experiment.figure.get("kind") != "speedup" or baseline not in set(step_times["system"]):
@@ -97,7 +97,7 @@ def _ratio_interval(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
 
 
 def _speedup_figure(
-    experiment: Experiment, points: pd.DataFrame, system: str, baseline: str, scores: Sequence[Score]
+    experiment: LayerExperiment, points: pd.DataFrame, system: str, baseline: str, scores: Sequence[Score]
 ) -> Figure:
     marks = pd.DataFrame(
         [
@@ -162,14 +162,14 @@ def layer_words(layer: LayerShape) -> str:
     )
 
 
-def _judged_pair(experiment: Experiment, scores: Sequence[Score]) -> tuple[str, str] | None:
+def _judged_pair(experiment: LayerExperiment, scores: Sequence[Score]) -> tuple[str, str] | None:
     """System and baseline of the experiment's first claim that has a value."""
     judged = [s.claim for s in scores if s.claim.experiment == experiment.name and s.obtained]
     return (judged[0].system, judged[0].baseline) if judged else None
 
 
 def _steps_that_matter(
-    folder: RunFolder, experiment: Experiment, step_times: pd.DataFrame, scores: Sequence[Score]
+    folder: RunFolder, experiment: LayerExperiment, step_times: pd.DataFrame, scores: Sequence[Score]
 ) -> tuple[str, dict[str, Step]]:
     """The point at which the claim is strongest, and every system's step there, in the suite's order."""
     point = _point_that_matters(step_times, _judged_pair(experiment, scores), scores, experiment)
@@ -190,7 +190,7 @@ def _answer(point: str, steps: Mapping[str, Step]) -> str:
 
 
 def _where_the_time_goes(
-    experiment: Experiment, point: str, steps: Mapping[str, Step], scores: Sequence[Score]
+    experiment: LayerExperiment, point: str, steps: Mapping[str, Step], scores: Sequence[Score]
 ) -> list[Figure]:
     """Breakdown of every system, and timelines of the two that a claim compares, at the claim's best point."""
     if not steps:
@@ -203,7 +203,7 @@ def _where_the_time_goes(
 
 
 def _point_that_matters(
-    step_times: pd.DataFrame, pair: tuple[str, str] | None, scores: Sequence[Score], experiment: Experiment
+    step_times: pd.DataFrame, pair: tuple[str, str] | None, scores: Sequence[Score], experiment: LayerExperiment
 ) -> str | None:
     """Where the claimed speedup is largest within the claim's gate and batch size; else where the slowest step is."""
     if pair is not None:
@@ -221,7 +221,7 @@ def _point_that_matters(
     return str(kept.loc[kept["value"].idxmax(), "case"]).rpartition("/")[0]
 
 
-def _breakdown(experiment: Experiment, point: str, steps: Mapping[str, Step]) -> Figure:
+def _breakdown(experiment: LayerExperiment, point: str, steps: Mapping[str, Step]) -> Figure:
     parts = _region_frame(steps)
     wide = _region_table(steps)
     table_rows = [[region, *(number(wide.loc[region, s]) for s in steps)] for region in wide.index]
@@ -267,7 +267,7 @@ def _breakdown_finding(wide: pd.DataFrame, steps: Mapping[str, Step]) -> str:
     )
 
 
-def _timelines(experiment: Experiment, point: str, steps: Sequence[Step]) -> Figure:
+def _timelines(experiment: LayerExperiment, point: str, steps: Sequence[Step]) -> Figure:
     cases: list[tuple[str, Any]] = [(step.system, step.tracks) for step in steps]
     waits = [f"{number(s.exposed_s * MILLI)} ms in {s.system}" for s in steps]
     return figure(

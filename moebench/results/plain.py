@@ -43,7 +43,7 @@ def _build(kind: Any, data: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if data is None and type(None) in arguments:
             return None
-        return _build(next(a for a in arguments if a is not type(None)), data, where)
+        return _build(_alternative([a for a in arguments if a is not type(None)], data, where), data, where)
     if origin is tuple:
         _expect(isinstance(data, list | tuple), where, "a list", data)
         return tuple(_build(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(data))
@@ -59,6 +59,16 @@ def _build(kind: Any, data: Any, where: str) -> Any:
     if isinstance(kind, type) and kind is not object:
         _expect(isinstance(data, kind) and not (kind is int and isinstance(data, bool)), where, kind.__name__, data)
     return data
+
+
+def _alternative(kinds: Sequence[Any], data: Any, where: str) -> Any:
+    """Of several dataclasses the one whose field `kind` is what the data say there; the first where they say nothing."""
+    known = {f.default: kind for kind in kinds if is_dataclass(kind) for f in fields(kind) if f.name == "kind"}
+    said = data.get("kind") if known and isinstance(data, Mapping) else None
+    if said is None:
+        return kinds[0]
+    _expect(isinstance(said, str) and said in known, f"{where}.kind", f"one of {', '.join(map(str, known))}", said)
+    return known[said]
 
 
 def _build_dataclass(kind: Any, data: Any, where: str) -> Any:

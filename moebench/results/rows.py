@@ -7,13 +7,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from moebench.case import Case
 
+# Columns that tell one kind of workload from another: a row has all of one line.
+KIND_COLUMNS = (("gate", "batch_size", "experts", "input_gradient"), ("op", "shape", "direction", "tokens"))
+TIMES = ("step_time", "kernel_time")  # the metric that a case is about, by its kind
 STATUSES = ("passed", "wrong", "failed", "out-of-memory", "unsupported", "skipped")
 CPU_BOUND = "cpu-bound"  # detail["mark"] of a summary whose processors set the pace of a network; nothing judges by it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One value of one metric of one case.
+    """One value of one metric of one case; columns that its kind of workload doesn't have are None.
 
     Attributes:
         metric: name with its unit in `unit` (SI: `s`, `B`, `FLOP`, `1`).
@@ -30,14 +33,10 @@ class Row:
     suite: str
     experiment: str
     system: str
-    gate: str
-    batch_size: int
     topology: str
     size: str
     hardware: str
-    experts: int
     dtype: str
-    input_gradient: bool
     conventions: str
     implementation: str
     is_default: bool
@@ -45,6 +44,18 @@ class Row:
     metric: str
     unit: str
     value: float | None
+    gate: str | None = None
+    batch_size: int | None = None
+    input_gradient: bool | None = None
+    op: str | None = None
+    shape: str | None = None
+    direction: str | None = None
+    variant: str | None = None
+    tokens: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    d_model: int | None = None
+    d_ffn: int | None = None
     low: float | None = None
     high: float | None = None
     sample: int | None = None
@@ -68,14 +79,10 @@ def row_of(case: Case, hardware: str, metric: str, unit: str, value: float | Non
         suite=case.suite,
         experiment=case.experiment,
         system=case.system,
-        gate=case.workload.gate.label,
-        batch_size=case.workload.batch_size,
         topology=case.topology,
         size=case.size,
         hardware=hardware,
-        experts=case.workload.experts,
         dtype=case.workload.dtype,
-        input_gradient=case.workload.input_gradient,
         conventions=case.conventions,
         implementation=case.implementation,
         is_default=case.is_default,
@@ -83,6 +90,7 @@ def row_of(case: Case, hardware: str, metric: str, unit: str, value: float | Non
         metric=metric,
         unit=unit,
         value=value,
+        **case.workload.columns,
         **rest,
     )
 
@@ -97,6 +105,7 @@ def problem(item: Mapping[str, Any]) -> str | None:
         if isinstance(value, float) and not math.isfinite(value):
             return f"{name} is {value!r}, not a finite number"
     missing = [name for name in _NEEDED if name not in item]
+    missing += [] if any(all(name in item for name in columns) for columns in KIND_COLUMNS) else _lacking(item)
     if missing:
         return f"missing key {missing[0]!r}"
     if item.get("status", "passed") not in STATUSES:
@@ -104,6 +113,12 @@ def problem(item: Mapping[str, Any]) -> str | None:
     if not all(v is None or type(v) in (float, int) for v in item.get("draws", ())):
         return "draws holds something else than numbers"
     return None
+
+
+def _lacking(item: Mapping[str, Any]) -> list[str]:
+    """Columns that are missing of the kind that the row has most of."""
+    nearest = max(KIND_COLUMNS, key=lambda columns: sum(name in item for name in columns))
+    return [name for name in nearest if name not in item]
 
 
 def with_finite_numbers(rows: Sequence[Row]) -> list[Row]:
@@ -116,8 +131,13 @@ def with_finite_numbers(rows: Sequence[Row]) -> list[Row]:
         if not all(map(math.isfinite, numbers)) or any(map(math.isinf, row.draws)):
             reason = f"its {row.metric} is not a finite number"
             bare = replace(row, low=None, high=None, sample=None, draws=(), detail={})
-            return [replace(bare, metric="step_time", unit="s", value=None, status="failed", reason=reason)]
+            return [replace(bare, metric=_time_of(row), unit="s", value=None, status="failed", reason=reason)]
     return list(rows)
+
+
+def _time_of(row: Row) -> str:
+    """The metric that the row's case is about."""
+    return TIMES[0] if row.op is None else TIMES[1]
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

@@ -14,7 +14,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = tuple(f.name for f in fields(Row))
-_CATEGORIES = ("suite", "experiment", "system", "gate", "topology", "size", "hardware", "metric", "unit", "engine")
+_CATEGORIES = (
+    "suite",
+    "experiment",
+    "system",
+    "gate",
+    "op",
+    "shape",
+    "topology",
+    "size",
+    "hardware",
+    "metric",
+    "unit",
+    "engine",
+)
+_INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d_ffn")
 
 
 def table(folder: RunFolder, *metrics: str) -> "pd.DataFrame":
@@ -41,5 +55,5 @@ def _frame(items: Iterable[dict[str, Any]]) -> "pd.DataFrame":
     frame = pd.DataFrame(columns)
     for name in ("value", "low", "high"):
         frame[name] = frame[name].astype("float64")
-    frame["sample"] = frame["sample"].astype("Int64")
-    return frame.astype(dict.fromkeys(_CATEGORIES, "category"))
+    kinds = dict.fromkeys(_CATEGORIES, "category") | dict.fromkeys(_INTEGERS, "Int64")
+    return frame.astype(kinds)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moebench import kinds
 from moebench.case import Case
 from moebench.program import Program
 from moebench.results.rows import Row
@@ -124,17 +125,13 @@ def _grouped(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> list[
 
 
 def _run_group(group: _Group, samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
-    from moebench.systems.registry import get
-    from moebench.trace.layer import Unsupported, trace_layer
+    from moebench.trace.errors import Skipped, Unsupported
 
     first, ranks = group.cases[0], group.topologies[0].ranks
-    system = get(first.system)
-    conventions = conventions_of(first)
     try:
-        problem = first.workload.problem(ranks) or system.supports(first.workload, conventions)
-        if problem:
-            raise Unsupported(problem)
-        programs = trace_layer(system, first.workload, ranks, conventions)
+        programs = kinds.of(first.workload.kind, "programs")(first, ranks)
+    except Skipped as error:
+        return _without_number(group, "skipped", str(error))
     except Unsupported as error:
         return _without_number(group, "unsupported", str(error))
     except Exception as error:  # of this program alone: the other groups of the run go on
@@ -152,14 +149,6 @@ def _without_number(group: _Group, status: str, reason: str) -> list[list[Row]]:
     return [
         rows_without_number(case, topology, status, reason) for case, topology in zip(group.cases, group.topologies)
     ]
-
-
-def conventions_of(case: Case):
-    """The Conventions object that a case names."""
-    from moebench.systems.registry import get
-    from moebench.workloads.conventions import COMMON
-
-    return COMMON if case.conventions == "common" else get(case.system).as_shipped(case.workload.gate)
 
 
 _draws: dict[tuple[str, int, int], dict[str, np.ndarray]] = {}
@@ -186,12 +175,14 @@ def described(error: Exception) -> str:
 
 def _rows(case: Case, topology: Topology, programs: tuple[Program, ...], samples: int, seed: int) -> list[Row]:
     from moebench.sim.replay import replay
-    from moebench.sim.uncertainty import draw
+    from moebench.sim.uncertainty import draw, seen_by
 
     key = (topology.digest + topology.name + json.dumps(dict(case.overrides), sort_keys=True), samples, seed)
     if key not in _draws:
         _draws[key] = draw(topology.parameters(), samples, seed)
-    return rows_of_replay(case, topology, programs, replay(programs, topology, _draws[key]))
+    values = seen_by(case.workload, topology.hardware, _draws[key])
+    rows = rows_of_replay(case, topology, programs, replay(programs, topology, values))
+    return rows + kinds.of(case.workload.kind, "derived")(case, topology, rows)
 
 
 def _store(programs: tuple[Program, ...], path: Path) -> None:

@@ -17,7 +17,7 @@ INTERVAL = (5, 95)
 
 def rows_without_number(case: Case, topology: Topology, status: str, reason: str) -> list[Row]:
     """The one row of a case that has no number."""
-    return [row_of(case, topology.hardware.name, "step_time", "s", None, status=status, reason=reason)]
+    return [row_of(case, topology.hardware.name, case.workload.metric, "s", None, status=status, reason=reason)]
 
 
 def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], replay: Replay) -> list[Row]:
@@ -31,7 +31,7 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
     drawn = step_s[1:] if len(step_s) > 1 else step_s
     rows = [
         row_of(
-            case, hardware, "step_time", "s", float(step_s[0]) if fits else None, status=status, reason=reason,
+            case, hardware, case.workload.metric, "s", float(step_s[0]) if fits else None, status=status, reason=reason,
             draws=tuple(float(f"{value:.6g}") for value in step_s), **_interval(drawn),
         )
     ]  # fmt: skip
@@ -55,6 +55,11 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
         add("messages", "1", use.rank_messages, tier=tier)
     _add_counts(add, programs[replay.reference])
     return rows
+
+
+def nothing_derived(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
+    """Of a layer no more is shown than what its rows say."""
+    return []
 
 
 def _add_counts(add: Any, program: Program) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from moebench.workloads.machine import Parameter
+from moebench.workloads.machine import Hardware, Parameter
+from moebench.workloads.workload import Workload
 
 Values = Mapping[str, np.ndarray]
 
@@ -24,6 +25,16 @@ def draw(parameters: Mapping[str, Parameter], samples: int, seed: int) -> dict[s
     if samples < 0:
         raise ValueError(f"samples = {samples}: may not be negative")
     return {name: _draw_one(name, parameter, samples, seed) for name, parameter in parameters.items()}
+
+
+def seen_by(workload: Workload, hardware: Hardware, values: Values) -> Values:
+    """The values under which a workload is replayed: the host of a GPU costs nothing where it has issued all ahead.
+
+    A CPU runs the operators itself, so that issuing them is part of any call.
+    """
+    if not workload.issued_ahead or hardware.kind != "gpu":
+        return values
+    return {name: np.zeros_like(v) if name.startswith("host.issue.") else v for name, v in values.items()}
 
 
 def nominal(parameters: Mapping[str, Parameter]) -> dict[str, np.ndarray]:

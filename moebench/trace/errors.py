@@ -19,3 +19,7 @@ class UnattributedOperator(TraceError):
 
 class Unsupported(Exception):
     """The system can't run this workload, with the reason; the case gets the status `unsupported`."""
+
+
+class Skipped(Exception):
+    """It could run and isn't worth it here, with the reason; the case gets the status `skipped`."""

@@ -1,7 +1,7 @@
 """One training step of a layer as Programs: the real module on meta tensors, traced once a distinct rank.
 
 A padded layer reads nothing on the host and is the same on every rank: one Program. A layer that reads the routing is
-traced again for every rank whose answers differ, up to a limit.
+traced again for every rank whose answers differ, up to a limit; one that asks who leads a node, for leaders and others.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,13 @@ import torch
 import torch._dynamo  # meta kernels import it on their first call, for about a second: here forked workers share it
 from torch import Tensor
 
+from moebench.case import Case
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.host import UnansweredRead, answering
+from moebench.plan_layers import layer_of
 from moebench.program import Program
 from moebench.systems.interface import System
+from moebench.systems.registry import conventions_of, get
 from moebench.systems.training import TrainingStep
 from moebench.trace.answers import RoutingAnswers
 from moebench.trace.errors import Unsupported
@@ -24,14 +27,30 @@ from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import LayerWorkload
 
-__all__ = ["MOST_DISTINCT_PROGRAMS", "Unsupported", "trace_layer"]
+__all__ = ["MOST_DISTINCT_PROGRAMS", "Unsupported", "programs_of", "trace_layer"]
 
 MOST_DISTINCT_PROGRAMS = 64
+LEADS = "leads"  # beside what a program reads: whether a rank leads its node, if the program asked
 _LEARNING_RATE = 0.01
 
 
-def trace_layer(system: System, workload: LayerWorkload, ranks: int, conventions: Conventions) -> tuple[Program, ...]:
+def programs_of(case: Case, ranks: int) -> tuple[Program, ...]:
+    """The programs of a case on `ranks` ranks.
+
+    Raises:
+        Unsupported: as `trace_layer`.
+    """
+    system, layer = get(case.system), layer_of(case)
+    return trace_layer(system, layer, ranks, conventions_of(system, layer.gate, case.conventions))
+
+
+def trace_layer(
+    system: System, workload: LayerWorkload, ranks: int, conventions: Conventions, ranks_per_node: int | None = None
+) -> tuple[Program, ...]:
     """The programs of all `ranks`: each says which ranks it stands for.
+
+    Args:
+        ranks_per_node: numbered node by node; only exchanges that know nodes ask for it.
 
     Raises:
         Unsupported: the workload has no meaning on so many ranks, the system can't run it, or it reads a value that
@@ -40,7 +59,7 @@ def trace_layer(system: System, workload: LayerWorkload, ranks: int, conventions
     reason = workload.problem(ranks) or system.supports(workload, conventions)
     if reason is not None:
         raise Unsupported(reason)
-    tracer = _Tracer(system, workload, ranks, conventions)
+    tracer = _Tracer(system, workload, ranks, conventions, ranks_per_node)
     try:
         return tracer.programs()
     except UnansweredRead as error:
@@ -49,24 +68,27 @@ def trace_layer(system: System, workload: LayerWorkload, ranks: int, conventions
 
 @dataclass(frozen=True)
 class _Traced:
-    """A recorded rank and the reads that its course depended on."""
+    """A recorded rank, and the answers that its course depended on."""
 
     program: Program
     reads: dict[str, tuple[int, ...]]
 
 
 class _Tracer:
-    def __init__(self, system: System, workload: LayerWorkload, ranks: int, conventions: Conventions) -> None:
+    def __init__(
+        self, system: System, workload: LayerWorkload, ranks: int, conventions: Conventions, ranks_per_node: int | None
+    ) -> None:
         self._system, self._workload, self._ranks, self._conventions = system, workload, ranks, conventions
-        self._answers = RoutingAnswers(workload, ranks, conventions)
+        self._ranks_per_node = ranks_per_node
+        self._answers = RoutingAnswers(workload, ranks, conventions, ranks_per_node)
 
     def programs(self) -> tuple[Program, ...]:
         first = self._trace(0)
         if not first.reads:
             return (replace(first.program, stands_for=range(self._ranks)),)
-        distinct = {tuple(self._answers.answer(rank, q) for q in first.reads) for rank in range(self._ranks)}
+        distinct = {tuple(self._answer(rank, q) for q in first.reads) for rank in range(self._ranks)}
         if len(distinct) > MOST_DISTINCT_PROGRAMS:
-            return self._grouped(len(distinct))
+            return self._grouped(len(distinct), LEADS in first.reads)
         return self._distinct(first)
 
     def _distinct(self, first: _Traced) -> tuple[Program, ...]:
@@ -80,14 +102,16 @@ class _Tracer:
             stands_for[len(traced) - 1 if place is None else place].append(rank)
         return tuple(replace(one.program, stands_for=_compact(ranks)) for one, ranks in zip(traced, stands_for))
 
-    def _grouped(self, distinct: int) -> tuple[Program, ...]:
-        """Groups of nearly equal size by received rows, each traced at its median rank."""
+    def _grouped(self, distinct: int, has_leaders: bool) -> tuple[Program, ...]:
+        """Groups of nearly equal size by received rows, each traced at its median rank; leaders apart from others."""
         order = sorted(range(self._ranks), key=lambda rank: (self._answers.received_rows(rank), rank))
-        count = MOST_DISTINCT_PROGRAMS
-        bounds = [place * len(order) // count for place in range(count + 1)]
-        groups = [order[start:end] for start, end in pairwise(bounds)]
+        kinds = [[rank for rank in order if self._leads(rank) == leads] for leads in (True, False)]
+        groups = []
+        for kind in kinds if has_leaders else [order]:
+            count = min(len(kind), max(1, MOST_DISTINCT_PROGRAMS * len(kind) // self._ranks))
+            groups += [kind[start:end] for start, end in pairwise(n * len(kind) // count for n in range(count + 1))]
         note = (
-            f"{distinct} distinct routings are grouped by received rows into {count} programs, "
+            f"{distinct} distinct routings are grouped by received rows into {len(groups)} programs, "
             "each that of its group's median rank"
         )
         return tuple(
@@ -98,10 +122,16 @@ class _Tracer:
         )
 
     def _reads_as(self, rank: int, traced: _Traced) -> bool:
-        return all(self._answers.answer(rank, quantity) == answer for quantity, answer in traced.reads.items())
+        return all(self._answer(rank, question) == answer for question, answer in traced.reads.items())
+
+    def _answer(self, rank: int, question: str) -> tuple[int, ...]:
+        return (int(self._leads(rank)),) if question == LEADS else self._answers.answer(rank, question)
+
+    def _leads(self, rank: int) -> bool:
+        return self._ranks_per_node is not None and rank % self._ranks_per_node == 0
 
     def _trace(self, rank: int) -> _Traced:
-        workload, group = self._workload, described_group(self._ranks, rank)
+        workload, group = self._workload, described_group(self._ranks, rank, ranks_per_node=self._ranks_per_node)
         device, dtype = torch.device("meta"), torch_dtype(workload.dtype)
         layer = self._system.build(workload, group, self._conventions, device, dtype)
         step = TrainingStep(layer, group, learning_rate=_LEARNING_RATE)
@@ -117,11 +147,13 @@ class _Tracer:
 
         with answering(answer):
             recorder = record_step(step, (x_TD, upstream_TD), [*layer.parameters(), *layer.buffers()])
+        if group.is_asked_for_leaders:
+            reads[LEADS] = self._answer(rank, LEADS)
         return _Traced(recorder.program(rank, self._ranks), reads)
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:
-    """A range where the ranks are consecutive."""
-    if ranks[-1] - ranks[0] + 1 == len(ranks):
-        return range(ranks[0], ranks[-1] + 1)
-    return tuple(ranks)
+    """A range where the ranks are evenly spaced."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    spaced = range(ranks[0], ranks[-1] + 1, step)
+    return spaced if list(spaced) == list(ranks) else tuple(ranks)

@@ -70,9 +70,10 @@ def rows_of(case, topology, suite) -> list[Row]:
     return [step, row_of(case, hardware, "launches", "1", 10.0)]
 
 
-def check(system, gate, dtype, conventions, activation):
+def check_cases(cases):
     """Everything is correct."""
-    return SimpleNamespace(status="passed", reason="")
+    for _ in cases:
+        yield SimpleNamespace(status="passed", reason="")
 
 
 class Watch:

@@ -87,9 +87,10 @@ def test_no_number_without_a_passed_check(fake, tmp_path):
     """A wrong system gets its status and reason in place of a number, and its engine never runs."""
     job = start(tmp_path / "run")
 
-    def check(system, gate, dtype, conventions, activation):
-        wrong = system == "deepspeed"
-        return SimpleNamespace(status="wrong" if wrong else "passed", reason="outputs differ by 1" if wrong else "")
+    def check(cases):
+        for case in cases:
+            wrong = case.system == "deepspeed"
+            yield SimpleNamespace(status="wrong" if wrong else "passed", reason="outputs differ by 1" if wrong else "")
 
     outcome = execute(job, Watch(), check=check)
     found = [row for row in job.folder.rows() if row.system == "deepspeed"]

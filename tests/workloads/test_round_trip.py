@@ -152,6 +152,7 @@ def test_a_suite_survives_its_file(tmp_path_factory, drawn, title, samples):
         found = asdict(loaded) | {"gates": written_one["gates"]}
         found["layer"] |= {"routing": {k: v for k, v in found["layer"]["routing"].items() if k != "path"}}
         found.pop("sweep_gates")
+        assert found.pop("kind") == "layer"
         assert _plain(found) == written_one
 
 

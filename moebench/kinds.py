@@ -1,0 +1,71 @@
+"""What the harness does differently for each kind of workload: one table, every other module asks here.
+
+A kind is an entry of `KINDS`: functions by `module:name`, imported at their first use, so that planning needs no torch
+and judging no report. The workload itself (moebench.workloads) says how its cases are named and which columns they have.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Functions of one kind, as `module:name` in this package.
+
+    Attributes:
+        cases: `(experiment, Context) -> cases` of an experiment, see moebench.plan.
+        names: `(experiment) -> {filter: names that it knows}`.
+        check_key: `(case) -> key`: cases of one key are right or wrong together.
+        check: `(cases) -> Status of each`, in their order; one case of each key.
+        programs: `(case, ranks) -> Programs`; raises Unsupported or Skipped.
+        step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.
+        derived: `(case, topology, rows) -> rows` that follow from the rows of an engine.
+        obtain: `(claim, experiment, Evidence) -> Obtained`; raises CantAnswer.
+        view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
+    """
+
+    cases: str
+    names: str
+    check_key: str
+    check: str
+    programs: str
+    step: str
+    derived: str
+    obtain: str
+    view: str
+
+
+KINDS = {
+    "layer": Kind(
+        cases="plan_layers:cases",
+        names="plan_layers:names",
+        check_key="plan_layers:check_key",
+        check="correctness:check_layers",
+        programs="trace.layer:programs_of",
+        step="local.step:layer_step",
+        derived="sim.rows:nothing_derived",
+        obtain="claims.query:obtain",
+        view="report.experiment_view:experiment_view",
+    ),
+    "kernel": Kind(
+        cases="plan_kernels:cases",
+        names="plan_kernels:names",
+        check_key="plan_kernels:check_key",
+        check="check_kernels:check",
+        programs="trace.kernel:programs_of",
+        step="local.kernel_step:kernel_step",
+        derived="kernel_rows:derived",
+        obtain="claims.kernel_query:obtain",
+        view="report.kernel_view:experiment_view",
+    ),
+}
+
+
+@cache
+def of(kind: str, what: str) -> Callable[..., Any]:
+    """The function of a kind: `of("kernel", "step")`."""
+    module, function = getattr(KINDS[kind], what).split(":")
+    return getattr(import_module(f"moebench.{module}"), function)

@@ -1,0 +1,161 @@
+"""Planning an experiment of layers: gates x batch sizes x places x systems, under what the paper leaves open.
+
+What the paper does not say is an assumption: the node type, the rule for the number of experts, whether the layer's
+input needs a gradient. Every gate runs under the suite's first choice of each; their full cross runs only for the
+experiment's `sweep_gates`. As-shipped conventions run under the first choices only.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from moebench.case import Case
+from moebench.plan import Context, Filters, Place, engine_of, wanted
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.experts import experts_for
+from moebench.workloads.layer import GateSpec, LayerWorkload
+from moebench.workloads.suite import LayerExperiment
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One choice of everything that the paper leaves open."""
+
+    gpu: str
+    experts: str
+    input_gradient: bool
+    is_default: bool
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The choice as text, by the name of what is assumed."""
+        return {"gpu": self.gpu, "experts": self.experts, "input_gradient": "yes" if self.input_gradient else "no"}
+
+
+def names(experiment: LayerExperiment, source: str) -> Mapping[str, Sequence[object]]:
+    """What filters may name of an experiment; its own systems must be registered.
+
+    Raises:
+        InputError: a system that nobody registered.
+    """
+    from moebench.systems.registry import systems
+
+    registered = systems()
+    for name in experiment.systems:
+        if name not in registered:
+            raise one_of("system", name, registered, f"{source}: experiment {experiment.name}")
+    return {
+        "gate": [name for gate in experiment.gates for name in (gate.label, gate.name)],
+        "batch size": experiment.batch_sizes,
+        "dtype": [experiment.layer.dtype],
+        "system": list(registered),
+    }
+
+
+def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
+    """The cases of an experiment, default assumptions first.
+
+    Raises:
+        InputError: a workload has no meaning.
+    """
+    filters = context.filters
+    if not wanted(filters.dtypes, experiment.layer.dtype):
+        return
+    where = context.places(experiment)
+    gates = [g for g in experiment.gates if wanted(filters.gates, g.label, g.name)]
+    batch_sizes = [b for b in experiment.batch_sizes if wanted(filters.batch_sizes, b)]
+    gpus = [*experiment.node_types, *(place.gpu for place in where)]
+    for assumption, gate, batch_size, place in product(assumptions(experiment, gpus), gates, batch_sizes, where):
+        if not is_planned(experiment, gate, assumption, place, filters.quick):
+            continue
+        topology = context.machines(place.topology)
+        workload = workload_of(experiment, gate, batch_size, assumption, topology.ranks)
+        problem = workload.problem(topology.ranks)
+        if problem:
+            raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
+        for conventions, system in product(_conventions(experiment, assumption, filters), _systems(experiment, filters)):
+            yield Case(
+                suite=context.suite.name,
+                experiment=experiment.name,
+                system=system,
+                workload=workload,
+                topology=topology.name,
+                size=place.size,
+                engine=engine_of(topology, context.engine),
+                conventions=conventions,
+                assumptions=assumption.labels,
+                is_default=assumption.is_default,
+                overrides=dict(filters.overrides),
+            )
+
+
+def check_key(case: Case) -> tuple[Hashable, ...]:
+    """Cases of one key are right or wrong together: the system's rule, not the sizes, is what a check instance tries."""
+    layer = layer_of(case)
+    return case.system, layer.gate, layer.dtype, case.conventions, layer.activation
+
+
+def layer_of(case: Case) -> LayerWorkload:
+    """The layer of a case that is about one."""
+    if not isinstance(case.workload, LayerWorkload):
+        raise TypeError(f"{case.name} is about a {case.workload.kind}, not a layer")
+    return case.workload
+
+
+def assumptions(experiment: LayerExperiment, gpus: Iterable[str]) -> list[Assumption]:
+    """The full cross of what the experiment leaves open, over node types `gpus`; its first choices first."""
+    first = (experiment.node_types[0], experiment.layer.experts[0], experiment.layer.input_gradient[0])
+    crossed = [
+        Assumption(gpu, rule, gradient, (gpu, rule, gradient) == first)
+        for gpu in dict.fromkeys(gpus)
+        for rule in experiment.layer.experts
+        for gradient in experiment.layer.input_gradient
+    ]
+    return sorted(crossed, key=lambda assumption: not assumption.is_default)
+
+
+def is_planned(experiment: LayerExperiment, gate: GateSpec, assumption: Assumption, place: Place, quick: bool) -> bool:
+    """Whether a gate runs under an assumption at a place."""
+    if assumption.gpu != place.gpu:
+        return False
+    layer = experiment.layer
+    first_layer = (assumption.experts, assumption.input_gradient) == (layer.experts[0], layer.input_gradient[0])
+    if assumption.is_default or (place.asked and first_layer):
+        return True
+    return not quick and bool({gate.name, gate.label} & set(experiment.sweep_gates))
+
+
+def workload_of(
+    experiment: LayerExperiment, gate: GateSpec, batch_size: int, assumption: Assumption, ranks: int
+) -> LayerWorkload:
+    """The workload of one point."""
+    layer = experiment.layer
+    return LayerWorkload(
+        gate=gate,
+        batch_size=batch_size,
+        sequence=layer.sequence,
+        d_model=layer.d_model,
+        d_ffn=layer.d_ffn,
+        experts=experts_for(assumption.experts, ranks),
+        dtype=layer.dtype,
+        capacity_factor=layer.capacity_factor,
+        activation=layer.activation,
+        input_gradient=assumption.input_gradient,
+        routing=layer.routing,
+    )
+
+
+def _systems(experiment: LayerExperiment, filters: Filters) -> list[str]:
+    """The experiment's own, or those of the filter's names that are systems: others may be of other kinds."""
+    from moebench.systems.registry import systems
+
+    if not filters.systems:
+        return list(dict.fromkeys(experiment.systems))
+    registered = systems()
+    return [name for name in dict.fromkeys(filters.systems) if name in registered]
+
+
+def _conventions(experiment: LayerExperiment, assumption: Assumption, filters: Filters) -> Sequence[str]:
+    if filters.quick or not assumption.is_default:
+        return [name for name in experiment.conventions if name == "common"]
+    return experiment.conventions

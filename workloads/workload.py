@@ -1,0 +1,39 @@
+"""What every kind of workload says of itself, so that cases are named, listed and compared without knowing the kind.
+
+A kind is a dataclass with these members: one training step of a layer (layer.py), one call of a kernel (kernel.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+
+class Workload(Protocol):
+    """What a case computes.
+
+    Attributes:
+        kind: which kind it is: `layer`, `kernel`.
+        metric: name of the time that its cases have, in rows: `step_time`, `kernel_time`.
+        unit_of_work: what takes that time, in a sentence: `step`, `call`.
+        issued_ahead: whether a GPU's host has issued all of it before the clock starts (a captured graph), so that only
+            the device's own time counts.
+    """
+
+    kind: ClassVar[str]
+    metric: ClassVar[str]
+    unit_of_work: ClassVar[str]
+    issued_ahead: ClassVar[bool]
+
+    @property
+    def dtype(self) -> str:
+        """Of what it computes on: `fp32`, `bf16`, ..."""
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The parts of a case's name before and after its topology."""
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The columns of result rows that only this kind fills."""
+
+    def problem(self, ranks: int) -> str | None:
+        """Why it has no meaning on `ranks` ranks, naming the keys; None when it has one."""
