@@ -11,6 +11,12 @@ from typing import Any
 from moebench.kernels.assign_slots import assign_slots, assign_slots_reference
 from moebench.kernels.attention import attention, attention_reference
 from moebench.kernels.expert_ffn import expert_ffn_batched, expert_ffn_loop, expert_ffn_reference
+from moebench.kernels.fp8 import (
+    dequantise_fp8,
+    dequantise_fp8_reference,
+    quantise_fp8,
+    quantise_fp8_reference,
+)
 from moebench.kernels.permute import permute, permute_reference, unpermute, unpermute_reference
 from moebench.kernels.topk_gate import topk_gate, topk_gate_reference
 
@@ -61,6 +67,16 @@ KERNELS: Mapping[str, Kernel] = {
             "attention",
             "softmax(scale * q k^T) v for each head",
             {"reference": attention_reference, "torch": attention},
+        ),
+        Kernel(
+            "quantise_fp8",
+            "E4M3 codes of x / scale; scale = amax / 448 of a row, or of 128 rows of a column",
+            {"reference": quantise_fp8_reference, "torch": quantise_fp8},
+        ),
+        Kernel(
+            "dequantise_fp8",
+            "codes * scale of their row, or of 128 rows of their column",
+            {"reference": dequantise_fp8_reference, "torch": dequantise_fp8},
         ),
     )
 }

@@ -10,7 +10,7 @@ from moebench.kernels.registry import KERNELS
 
 OPERATORS = (
     "topk_gate", "topk_gate_backward", "assign_slots", "permute", "unpermute", "unpermute_backward", "attention",
-    "attention_backward",
+    "attention_backward", "quantise_fp8", "dequantise_fp8",
 )
 
 
