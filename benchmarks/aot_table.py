@@ -109,7 +109,7 @@ def compile_variant(operator: str, variant, target: str) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from moebench.kernels.triton.variant import stages
+    from moebench.kernels.triton.variant import stages, warps
 
     names = variant.kernel.arg_names
     signature = {name: "constexpr" if name in variant.constants else variant.signature[name] for name in names}
@@ -122,7 +122,8 @@ def compile_variant(operator: str, variant, target: str) -> Compiled:
     source = ASTSource(fn=variant.kernel, signature=signature, constexprs=dict(variant.constants), attrs=attributes)
     is_nvidia = target.startswith("sm_")
     gpu = GPUTarget("cuda", int(target[3:]), 32) if is_nvidia else GPUTarget("hip", target, 64)
-    options = {"num_warps": variant.num_warps, "num_stages": stages(variant.num_stages, not is_nvidia)}
+    is_amd = not is_nvidia
+    options = {"num_warps": warps(variant.num_warps, is_amd), "num_stages": stages(variant.num_stages, is_amd)}
     compiled = triton.compile(source, target=gpu, options=options)
     binary, text = (compiled.asm[kind] for kind in (("cubin", "ptx") if is_nvidia else ("hsaco", "amdgcn")))
     registers, spills = _nvidia_usage(binary) if is_nvidia else _amd_usage(text)

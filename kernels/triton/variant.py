@@ -15,6 +15,7 @@ class Variant:
         signature: argument -> type, for those that are no constants: `*bf16`, `i32`, `i64`, `fp32`.
         constants: constexpr argument -> value, as the launcher picks them.
         aligned: integer arguments that are divisible by 16; pointers always are.
+        num_warps: on NVIDIA; `warps` says how many AMD's get.
         num_stages: of pipelined loops on NVIDIA; `stages` says how many AMD's get.
         is_product: must show tensor-core instructions (`wgmma` on sm_90, `mma.sync` on sm_80, `v_mfma` on gfx942).
     """
@@ -32,3 +33,8 @@ class Variant:
 def stages(num_stages: int, is_amd: bool) -> int:
     """Stages of a pipelined loop: AMD's GPUs have 64 KB of shared memory, room for one tile ahead."""
     return min(num_stages, 2) if is_amd else num_stages
+
+
+def warps(num_warps: int, is_amd: bool) -> int:
+    """Warps of a block: AMD's have 64 threads, and a block has 1,024 at most on either."""
+    return min(num_warps, 16) if is_amd else num_warps
