@@ -7,7 +7,7 @@ import torch
 
 from moebench.kernels import explicit
 from moebench.kernels.assign_slots import assign_slots
-from moebench.kernels.expert_ffn import expert_ffn_grouped
+from moebench.kernels.expert_ffn import expert_ffn_grouped, expert_ffn_grouped_device
 from moebench.kernels.permute import slot_rows
 from moebench.kernels.region import region
 from moebench.kernels.registry import KERNELS
@@ -33,6 +33,11 @@ def _leaf(*shape):
     return torch.randn(*shape, requires_grad=True)
 
 
+def _ends():
+    """Experts' last rows: two of the T belong to nobody."""
+    return torch.tensor([7, T - 2])
+
+
 # Arguments of each registered kernel; every implementation that is no naive loop takes them.
 ARGUMENTS = {
     "topk_gate": lambda: (_leaf(T, E), K),
@@ -40,6 +45,9 @@ ARGUMENTS = {
     "permute": lambda: (_leaf(T, D), _rows(), E * C),
     "unpermute": lambda: (_leaf(E * C, D), _rows(), torch.rand(T, K, requires_grad=True)),
     "expert_ffn": lambda: (_leaf(L, T, D), *_weights()),
+    "activation": lambda: (_leaf(T, F), "swiglu", _leaf(T, F), _leaf(T)),
+    "grouped_gemm": lambda: (_leaf(T, D), _ends(), _leaf(L, D, F)),
+    "grouped_gemm_dw": lambda: (_leaf(T, D), _ends(), _leaf(T, F)),
     "attention": lambda: (_leaf(2, 4, T, D), _leaf(2, 2, T, D), _leaf(2, 2, T, D)),
 }
 CALLS = {
@@ -49,6 +57,10 @@ CALLS = {
     if name != "reference"
 } | {
     "expert_ffn_grouped": (lambda x, *w: expert_ffn_grouped(x, (9, 4), *w), lambda: (_leaf(T, D), *_weights())),
+    "expert_ffn_grouped_device": (
+        lambda x, ends, weights, *w: expert_ffn_grouped_device(x, ends, *w, None, "gelu", weights),
+        lambda: (_leaf(T, D), _ends(), _leaf(T), *_weights()),
+    ),
     "slot_rows": (slot_rows, lambda: (_ids(T, K, high=E), _ids(T, K, high=T), C)),
     "one_hot": (explicit.one_hot, lambda: (_ids(T, high=E), E)),
     "count": (explicit.count, lambda: (_ids(T, high=E), E)),

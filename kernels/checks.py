@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+ARITHMETIC = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 def check_tensor(name: str, tensor: Tensor, dims: str, kind: str = "floating-point") -> None:
     """Raise ValueError unless `tensor` has one dimension per letter of `dims` and the dtype `kind`.
@@ -27,6 +29,18 @@ def check_together(name: str, tensor: Tensor, other_name: str, other: Tensor) ->
     """Raise ValueError unless both tensors live on one device."""
     if tensor.device != other.device:
         raise ValueError(f"{name} is on {tensor.device}, {other_name} on {other.device}; they must share a device")
+
+
+def check_arithmetic(name: str, tensor: Tensor) -> None:
+    """Raise ValueError unless the dtype is one that products and activations are taken in: FP8 is not."""
+    if tensor.dtype not in ARITHMETIC:
+        raise ValueError(f"{name} is {tensor.dtype}; choose one of {', '.join(map(str, ARITHMETIC))}")
+
+
+def check_same_dtype(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise ValueError unless both tensors have one dtype."""
+    if tensor.dtype != other.dtype:
+        raise ValueError(f"{name} is {tensor.dtype}, {other_name} is {other.dtype}; cast one of them first")
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

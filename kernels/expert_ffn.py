@@ -1,8 +1,9 @@
-"""The experts' feed-forward network as plain products, so that every FLOP is an operator that the recorder sees.
+"""The experts' feed-forward network as products and an activation, so that the recorder sees every FLOP.
 
 L experts of this rank, N rows (of one expert in `x_LND`, of all in the ragged `x_ND`), D model, F feed-forward.
-`y = act(x w1) w2`, or for SwiGLU `y = (silu(x w1) * (x w3)) w2`; no biases. Three ways to run L experts: one after
-another (loop), one batched product a weight (batched), one after another over ragged rows (grouped).
+`y = act(x w1) w2`, or for SwiGLU `y = (silu(x w1) * (x w3)) w2`; no biases. Three ways to run L experts with plain
+products: one after another (loop), one batched product a weight (batched), one after another over ragged rows
+(grouped). A fourth takes the counts of ragged rows from the device, in fused operators (grouped_device).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moebench.kernels.activation import ACTIVATIONS, activate, check_activation
 from moebench.kernels.checks import check_shape, check_tensor
+from moebench.kernels.grouped_gemm import grouped_gemm
 
-ACTIVATIONS = ("relu", "gelu", "swiglu")
+__all__ = [
+    "ACTIVATIONS",
+    "expert_ffn",
+    "expert_ffn_batched",
+    "expert_ffn_grouped",
+    "expert_ffn_grouped_device",
+    "expert_ffn_loop",
+    "expert_ffn_reference",
+]
+
 Weights = Tensor | Sequence[Tensor]
 
 
@@ -82,6 +94,37 @@ def expert_ffn_grouped(
     return torch.cat(_one_by_one(x_ND.split(counts), w1_LDF, w2_LFD, w3_LDF, activation))
 
 
+def expert_ffn_grouped_device(
+    x_ND: Tensor,
+    ends_L: Tensor,
+    w1_LDF: Tensor,
+    w2_LFD: Tensor,
+    w3_LDF: Tensor | None = None,
+    activation: str = "relu",
+    weights_N: Tensor | None = None,
+) -> Tensor:
+    """L experts over ragged rows sorted by expert, whose counts only the device knows: no host synchronisation.
+
+    A grouped product a weight, and between them one operator for activation, gate and the rows' routing weights, as in
+    MegaScale-MoE and Megatron. Differentiable in x, the experts' weights and the rows'.
+
+    Args:
+        ends_L: int32 or int64, cumulative, see `moebench.kernels.grouped_gemm`.
+        weights_N: multiplies every row's result; None stands for 1.
+
+    Returns:
+        y_ND; rows past the last end are zero, whatever x and the rows' weights hold there.
+
+    Raises:
+        ValueError: as `expert_ffn_loop`, `grouped_gemm` and `activate`.
+    """
+    check_tensor("x", x_ND, "ND")
+    _check_weights(x_ND, w1_LDF, w2_LFD, w3_LDF, activation, experts=w1_LDF.shape[0])
+    h_NF = grouped_gemm(x_ND, ends_L, w1_LDF)
+    h3_NF = None if w3_LDF is None else grouped_gemm(x_ND, ends_L, w3_LDF)
+    return grouped_gemm(activate(h_NF, activation, h3_NF, weights_N), ends_L, w2_LFD)
+
+
 def expert_ffn_reference(
     x_LND: Tensor, w1_LDF: Tensor, w2_LFD: Tensor, w3_LDF: Tensor | None = None, activation: str = "relu"
 ) -> Tensor:
@@ -121,11 +164,7 @@ def _ffn(
 
 
 def _check_weights(x: Tensor, w1: Weights, w2: Weights, w3: Weights | None, activation: str, *, experts: int) -> None:
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}; choose one of {', '.join(ACTIVATIONS)}")
-    if (w3 is not None) != (activation == "swiglu"):
-        given = "with" if w3 is not None else "without"
-        raise ValueError(f"activation 'swiglu' and no other takes w3; got {activation!r} {given} w3")
+    check_activation(activation, w3 is not None, "w3")
     if experts < 1 or len(w1) != experts:
         raise ValueError(f"every weight needs one entry for each expert, at least one; got {len(w1)} for {experts}")
     # Shapes only: indexing a tensor would be an operator of the program.

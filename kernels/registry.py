@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moebench.kernels.activation import activate, activate_reference
 from moebench.kernels.assign_slots import assign_slots, assign_slots_reference
 from moebench.kernels.attention import attention, attention_reference
 from moebench.kernels.expert_ffn import expert_ffn_batched, expert_ffn_loop, expert_ffn_reference
@@ -16,6 +17,12 @@ from moebench.kernels.fp8 import (
     dequantise_fp8_reference,
     quantise_fp8,
     quantise_fp8_reference,
+)
+from moebench.kernels.grouped_gemm import (
+    grouped_gemm,
+    grouped_gemm_dw,
+    grouped_gemm_dw_reference,
+    grouped_gemm_reference,
 )
 from moebench.kernels.permute import permute, permute_reference, unpermute, unpermute_reference
 from moebench.kernels.topk_gate import topk_gate, topk_gate_reference
@@ -62,6 +69,21 @@ KERNELS: Mapping[str, Kernel] = {
             "expert_ffn",
             "y = act(x w1) w2, or (silu(x w1) * (x w3)) w2, for each expert",
             {"reference": expert_ffn_reference, "torch": expert_ffn_batched, "torch-loop": expert_ffn_loop},
+        ),
+        Kernel(
+            "activation",
+            "act(h), or silu(h) * h3, times the weight of the row",
+            {"reference": activate_reference, "torch": activate},
+        ),
+        Kernel(
+            "grouped_gemm",
+            "y[n] = x[n] w[l] for the rows n of expert l, which end at ends[l]; rows past the last end 0",
+            {"reference": grouped_gemm_reference, "torch": grouped_gemm},
+        ),
+        Kernel(
+            "grouped_gemm_dw",
+            "dw[l] = x[rows of l]^T dy[rows of l]",
+            {"reference": grouped_gemm_dw_reference, "torch": grouped_gemm_dw},
         ),
         Kernel(
             "attention",
