@@ -168,7 +168,7 @@ def _forward_variant(dtype: torch.dtype, experts: int, top_k: int, renormalise: 
 def _backward_variant(dtype: torch.dtype, experts: int, top_k: int, renormalise: bool) -> Variant:
     constants, num_warps = _backward_constants(experts, top_k, renormalise, True, True)
     floats = f"*{_DTYPES[dtype]}"
-    signature = {name: floats for name in ("grad_probs", "grad_weights", "probs", "grad")}
+    signature = dict.fromkeys(("grad_probs", "grad_weights", "probs", "grad"), floats)
     name = f"backward {_DTYPES[dtype]} E={experts} k={top_k}{' renormalised' if renormalise else ''}"
     return Variant(
         name, _topk_gate_backward_kernel, signature | {"experts": "*i64", "num_tokens": "i32"}, constants, num_warps

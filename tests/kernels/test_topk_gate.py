@@ -23,7 +23,7 @@ def test_equals_the_definition(tokens, experts, data):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_every_dtype_against_float64(experts, top_k, dtype, renormalise):
-    """Narrow logits: probabilities, weights and gradients within a few roundings of those of the same logits in float64."""
+    """Probabilities, weights and gradients within a few roundings of those of the same logits in float64."""
     logits = torch.randn(7, experts, dtype=dtype).requires_grad_()
     wide = logits.detach().double().requires_grad_()
     probs, weights, ids = topk_gate(logits, top_k, renormalise)
