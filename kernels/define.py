@@ -18,6 +18,7 @@ from moebench.kernels.implementation import chosen
 NAMESPACE = "moebench"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _launchers: dict[str, str] = {}
+_torch_code: dict[str, Callable[..., Any]] = {}
 
 
 def define_operator(
@@ -45,6 +46,7 @@ def define_operator(
     name = schema.split("(")[0]
     qualified = f"{NAMESPACE}::{name}"
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _torch_code[qualified] = implementation
     if triton is not None:
         _launchers[name] = triton
         implementation = partial(_choose, implementation, triton)
@@ -60,6 +62,11 @@ def define_operator(
 def triton_operators() -> Mapping[str, str]:
     """Operator -> `module:function` of its Triton launcher, for the operators defined so far that have one."""
     return MappingProxyType(_launchers)
+
+
+def torch_implementation(operator: str) -> Callable[..., Any] | None:
+    """The torch code of the operator `namespace::name`, for those who want to see what it is made of."""
+    return _torch_code.get(operator)
 
 
 def _choose(implementation: Callable[..., Any], triton: str, *args: Any) -> Any:

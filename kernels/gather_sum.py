@@ -17,13 +17,13 @@ def gather_sum(
 
     Args:
         read_on_host: whether the number of real ids is read to cut off the others, which is free where memory is the
-            host's (the default on CPU); else they fall into one more bag, which is thrown away.
+            host's (the default on CPU); on a GPU, and in a trace, which stands for one, they fall into one more bag, which is thrown away.
     """
     bags = ids_BK.shape[0]
     if ids_BK.numel() == 0 or table_ND.numel() == 0:
         return table_ND.new_zeros(bags, table_ND.shape[1])
     if read_on_host is None:
-        read_on_host = not table_ND.is_cuda
+        read_on_host = table_ND.device.type == "cpu"
     ids = ids_BK.reshape(-1)
     order = torch.argsort((ids < 0).to(torch.uint8), stable=True)
     ends_B = (ids_BK >= 0).sum(1).cumsum_(0)

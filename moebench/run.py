@@ -196,7 +196,7 @@ def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None
 def _correct_cases(
     cases: list[Case], job: Job, watch: Watch, keep: Callable[[list[Row]], None], check: Check | None
 ) -> list[Case]:
-    """The cases whose system or kernel passes its check instance; the others get a row that says why they have no number."""
+    """The cases that pass their check instance; the others get a row that says why they have no number."""
     check = check or _check()
     by_key: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:

@@ -38,9 +38,12 @@ _ROUTES = ("tokens", "experts", "top_k")
 OPERATIONS: Mapping[str, Operation] = {
     "topk_gate": Operation(_ROUTES),
     "assign_slots": Operation(_ROUTES, ("choice-major", "token-major"), (FORWARD,), ("int64",)),
+    "layout": Operation((*_ROUTES, "d_model")),
+    "layout_inverse": Operation((*_ROUTES, "d_model")),
     "permute": Operation((*_ROUTES, "d_model")),
     "unpermute": Operation((*_ROUTES, "d_model")),
     "grouped_gemm": Operation(("tokens", "experts", "d_model", "d_ffn")),
+    "activation": Operation(("tokens", "d_ffn"), ("relu", "gelu", "swiglu")),
     "expert_ffn": Operation(("tokens", "experts", "d_model", "d_ffn"), ("relu", "gelu", "swiglu")),
     "quantise_fp8": Operation(("tokens", "d_model"), ("row", "column"), (FORWARD,)),
     "dequantise_fp8": Operation(("tokens", "d_model"), ("row", "column"), (FORWARD,)),
@@ -110,6 +113,11 @@ class KernelWorkload:
         }
 
     @property
+    def is_backward(self) -> bool:
+        """Whether the gradients are what it computes."""
+        return self.direction == BACKWARD
+
+    @property
     def capacity(self) -> int:
         """C, slots an expert: k x ceil(T / E), the common rule at a capacity factor of 1."""
         return self.top_k * -(-self.tokens // self.experts) if self.top_k and self.experts else 0
@@ -123,6 +131,8 @@ class KernelWorkload:
         small = next((name for name, size in self.sizes.items() if name != "tokens" and size < 1), None)
         if small:
             return f"{small} = {getattr(self, small)}: must be positive"
+        if self.op == "expert_ffn" and self.tokens % (self.experts or 1):
+            return f"tokens = {self.tokens} must be a multiple of experts = {self.experts}: each has as many rows"
         if self.top_k is not None and self.experts is not None and self.top_k > self.experts:
             return f"top_k = {self.top_k} must be between 1 and experts = {self.experts}"
         return None

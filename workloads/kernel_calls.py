@@ -23,7 +23,7 @@ from moebench.kernels.permute import slot_rows
 from moebench.kernels.registry import KERNELS
 from moebench.kernels.topk_gate import topk_gate
 from moebench.workloads.dtypes import torch_dtype
-from moebench.workloads.kernel import BACKWARD, REFERENCE, KernelWorkload
+from moebench.workloads.kernel import REFERENCE, KernelWorkload
 
 TORCH, TRITON = "torch", "triton"
 _SPACING = 0.4  # between the logits of a token where rounding must not decide
@@ -45,7 +45,7 @@ class KernelCall:
     def forward(self) -> tuple[Tensor, ...]:
         """The outputs; where the workload is a backward, with the graph that it needs."""
         function = function_of(self.workload.op, self.implementation)
-        with implemented(self.implementation), torch.set_grad_enabled(self.workload.direction == BACKWARD):
+        with implemented(self.implementation), torch.set_grad_enabled(self.workload.is_backward):
             out = function(*self.arguments)
         return out if isinstance(out, tuple) else (out,)
 
@@ -108,7 +108,7 @@ def call_of(
         made = _ARGUMENTS[workload.op](workload, _Source(device, workload.seed, apart))
     gradients = tuple(place for place, value in enumerate(made) if isinstance(value, _Leaf))
     plain = [value.tensor if isinstance(value, _Leaf) else value for value in made]
-    if workload.direction == BACKWARD:
+    if workload.is_backward:
         for place in gradients:
             plain[place] = plain[place].detach().requires_grad_()
     return KernelCall(workload, implementation, tuple(plain), gradients)
@@ -162,11 +162,15 @@ class _Source:
         _, weights_TK, experts_TK = topk_gate(self.logits(w, dtype), w.top_k or 0)
         return weights_TK, experts_TK
 
+    def positions(self, w: KernelWorkload, experts_TK: Tensor) -> Tensor:
+        """The routes' places [T, K] in their experts' queues."""
+        return torch.empty_like(experts_TK) if self.is_meta else assign_slots(experts_TK, w.experts or 0)[0]
+
     def rows(self, w: KernelWorkload, experts_TK: Tensor) -> Tensor:
         """Rows [T, K] of the padded layout, -1 where an expert is full."""
         if self.is_meta:
             return torch.empty_like(experts_TK)
-        return slot_rows(experts_TK, assign_slots(experts_TK, w.experts or 0)[0], w.capacity)
+        return slot_rows(experts_TK, self.positions(w, experts_TK), w.capacity)
 
     def ends(self, w: KernelWorkload) -> Tensor:
         """Where each expert's rows end [E] when every token goes to its favourite."""
@@ -184,6 +188,18 @@ def _assign_slots(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     return source.routes(w)[1], w.experts, w.variant
 
 
+def _layout(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
+    x_TD = source.normal(w.tokens, w.d_model or 0, dtype=torch_dtype(w.dtype))
+    _, experts_TK = source.routes(w)
+    return _Leaf(x_TD), experts_TK, source.positions(w, experts_TK), w.experts, w.capacity
+
+
+def _layout_inverse(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
+    y_ECD = source.normal(w.experts or 0, w.capacity, w.d_model or 0, dtype=torch_dtype(w.dtype))
+    weights_TK, experts_TK = source.routes(w)
+    return _Leaf(y_ECD), experts_TK, source.positions(w, experts_TK), _Leaf(weights_TK)
+
+
 def _permute(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     x_TD = source.normal(w.tokens, w.d_model or 0, dtype=torch_dtype(w.dtype))
     return _Leaf(x_TD), source.rows(w, source.routes(w)[1]), (w.experts or 0) * w.capacity
@@ -199,6 +215,13 @@ def _grouped_gemm(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     experts, d_model, d_ffn, dtype = w.experts or 0, w.d_model or 0, w.d_ffn or 0, torch_dtype(w.dtype)
     x_ND = source.normal(w.tokens, d_model, dtype=dtype)
     return _Leaf(x_ND), source.ends(w), _Leaf(source.normal(experts, d_model, d_ffn, dtype=dtype, scale=d_model**-0.5))
+
+
+def _activation(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
+    dtype = torch_dtype(w.dtype)
+    h_NF, h3_NF = (source.normal(w.tokens, w.d_ffn or 0, dtype=dtype) for _ in range(2))
+    weights_N = source.normal(w.tokens, dtype=torch.float64 if w.dtype == "fp64" else torch.float32)
+    return _Leaf(h_NF), w.variant, _Leaf(h3_NF) if w.variant == "swiglu" else None, _Leaf(weights_N)
 
 
 def _expert_ffn(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
@@ -223,9 +246,12 @@ def _dequantise_fp8(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
 _ARGUMENTS: Mapping[str, Callable[[KernelWorkload, _Source], tuple[Any, ...]]] = {
     "topk_gate": _topk_gate,
     "assign_slots": _assign_slots,
+    "layout": _layout,
+    "layout_inverse": _layout_inverse,
     "permute": _permute,
     "unpermute": _unpermute,
     "grouped_gemm": _grouped_gemm,
+    "activation": _activation,
     "expert_ffn": _expert_ffn,
     "quantise_fp8": _quantise_fp8,
     "dequantise_fp8": _dequantise_fp8,

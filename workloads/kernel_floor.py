@@ -10,7 +10,7 @@ T tokens, E experts, K choices a token, D model, F feed-forward, N rows of the e
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from moebench.workloads.kernel import BACKWARD, KernelWorkload
+from moebench.workloads.kernel import KernelWorkload
 
 ITEM_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8}
 ID_BYTES = 8  # expert ids, rows and counts are int64
@@ -38,7 +38,7 @@ class Floor:
 
 def floor_of(workload: KernelWorkload) -> Floor:
     """The floor of one call."""
-    return _FLOORS[workload.op](workload, ITEM_BYTES[workload.dtype], workload.direction == BACKWARD)
+    return _FLOORS[workload.op](workload, ITEM_BYTES[workload.dtype], workload.is_backward)
 
 
 def gate_bytes(dtype: str) -> int:
@@ -63,23 +63,23 @@ def _assign_slots(w: KernelWorkload, b: int, backward: bool) -> Floor:
     return Floor(0, 2 * t * k * ID_BYTES + e * ID_BYTES)
 
 
-def _permute(w: KernelWorkload, b: int, backward: bool) -> Floor:
-    """Tokens in, all rows out; backward the rows that tokens took in, tokens out."""
-    t, d, taken, rows = _layout(w)
+def _layout(w: KernelWorkload, b: int, backward: bool) -> Floor:
+    """Tokens and the map in, all rows out; backward the rows that tokens took in, tokens out."""
+    t, d, taken, rows = _rows(w)
     moved = taken + t if backward else t + rows
     return Floor(0, moved * d * b + t * _need(w.top_k)[0] * ID_BYTES)
 
 
-def _unpermute(w: KernelWorkload, b: int, backward: bool) -> Floor:
+def _layout_inverse(w: KernelWorkload, b: int, backward: bool) -> Floor:
     """The rows that tokens took in, tokens out; backward those and the gradient in, all rows and weights out."""
-    t, d, taken, rows = _layout(w)
+    t, d, taken, rows = _rows(w)
     routes, g = t * _need(w.top_k)[0], gate_bytes(w.dtype)
     if backward:
         return Floor(0, (t + taken + rows) * d * b + routes * (ID_BYTES + 2 * g))
     return Floor(0, (taken + t) * d * b + routes * (ID_BYTES + g))
 
 
-def _layout(w: KernelWorkload) -> tuple[int, int, int, int]:
+def _rows(w: KernelWorkload) -> tuple[int, int, int, int]:
     """T, D, rows that routes take at most, rows in all."""
     t, e, k, d = _need(w.tokens, w.experts, w.top_k, w.d_model)
     rows = e * w.capacity
@@ -93,6 +93,13 @@ def _grouped_gemm(w: KernelWorkload, b: int, backward: bool) -> Floor:
     if backward:
         return Floor(4 * n * d * f, (n * f + 2 * n * d + weights + e * d * f) * b + ends)
     return Floor(2 * n * d * f, (n * d + weights + n * f) * b + ends)
+
+
+def _activation(w: KernelWorkload, b: int, backward: bool) -> Floor:
+    """One or two matrices of rows in, one out, a weight a row; backward the gradient in as well, and all gradients out."""
+    n, f = _need(w.tokens, w.d_ffn)
+    inputs, weights = 2 if w.variant == "swiglu" else 1, n * gate_bytes(w.dtype)
+    return Floor(0, ((2 * inputs if backward else inputs) + 1) * n * f * b + (2 * weights if backward else weights))
 
 
 def _expert_ffn(w: KernelWorkload, b: int, backward: bool) -> Floor:
@@ -115,9 +122,12 @@ def _fp8(w: KernelWorkload, b: int, backward: bool) -> Floor:
 _FLOORS: Mapping[str, Callable[[KernelWorkload, int, bool], Floor]] = {
     "topk_gate": _topk_gate,
     "assign_slots": _assign_slots,
-    "permute": _permute,
-    "unpermute": _unpermute,
+    "layout": _layout,
+    "layout_inverse": _layout_inverse,
+    "permute": _layout,
+    "unpermute": _layout_inverse,
     "grouped_gemm": _grouped_gemm,
+    "activation": _activation,
     "expert_ffn": _expert_ffn,
     "quantise_fp8": _fp8,
     "dequantise_fp8": _fp8,

@@ -166,6 +166,17 @@ def _embedding_backward(call: Call) -> tuple[int, int]:
     return 2 * rows + touched_bytes(indices), rows + _written(call)
 
 
+def _bags(table_position: int) -> Rule:
+    def rule(call: Call) -> tuple[int, int]:
+        """`_embedding_bag` and its gradient for weights: a row of the table for each index, and all else once."""
+        table = call.args[table_position]
+        rows = call.args[table_position + 1].numel() * table.shape[1] * table.element_size()
+        rest = [(t, s) for t, s in zip(call.inputs, call.storages) if t is not table]
+        return rows + read_once([t for t, _ in rest], [s for _, s in rest]), _written(call)
+
+    return rule
+
+
 def _padded_backward(call: Call) -> tuple[int, int]:
     """`slice_backward`, `slice_scatter`: a whole result, then the slice into it."""
     part = call.inputs[-1]
@@ -191,6 +202,9 @@ _RULES: dict[str, Rule] = {
     "_index_put_impl": _index_put,
     "_unsafe_index_put": _index_put,
     "embedding_dense_backward": _embedding_backward,
+    "_embedding_bag": _bags(0),
+    "_embedding_bag_forward_only": _bags(0),
+    "_embedding_bag_per_sample_weights_backward": _bags(1),
     "slice_backward": _padded_backward,
     "select_backward": _padded_backward,
     "diagonal_backward": _padded_backward,

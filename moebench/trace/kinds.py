@@ -35,7 +35,8 @@ _NAMES = {
     "nll_loss_forward mse_loss",
     "softmax": "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax",
     "scan": "cumsum cumprod cummax cummin logcumsumexp",
-    "gather": "gather index_select embedding index take _unsafe_index",
+    "gather": "gather index_select embedding index take _unsafe_index _embedding_bag _embedding_bag_forward_only "
+    "_embedding_bag_per_sample_weights_backward",
     "scatter": "scatter scatter_add scatter_reduce index_add index_copy index_put _index_put_impl _unsafe_index_put "
     "index_fill index_reduce put embedding_dense_backward nll_loss_backward",
     "sort": "sort topk argsort msort kthvalue searchsorted bucketize",
