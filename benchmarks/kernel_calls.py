@@ -8,7 +8,8 @@ import torch
 from moebench.kernels import explicit
 from moebench.kernels.assign_slots import assign_slots
 from moebench.kernels.expert_ffn import expert_ffn_grouped, expert_ffn_grouped_device
-from moebench.kernels.permute import slot_rows
+from moebench.kernels.fp8 import quantise_fp8
+from moebench.kernels.permute import slot_rows, sorted_rows
 from moebench.kernels.region import region
 from moebench.kernels.registry import KERNELS
 from moebench.trace.recorder import Recorder
@@ -24,9 +25,14 @@ def _weights():
     return torch.randn(L, D, F, requires_grad=True), torch.randn(L, F, D, requires_grad=True)
 
 
-def _rows():
+def _routes():
+    """Experts and positions; some beyond C."""
     experts_TK = torch.stack([torch.randperm(E)[:K] for _ in range(T)])
-    return slot_rows(experts_TK, assign_slots(experts_TK, E)[0], C)
+    return experts_TK, assign_slots(experts_TK, E)[0]
+
+
+def _rows():
+    return slot_rows(*_routes(), C)
 
 
 def _leaf(*shape):
@@ -44,10 +50,14 @@ ARGUMENTS = {
     "assign_slots": lambda: (_ids(T, K, high=E), E),
     "permute": lambda: (_leaf(T, D), _rows(), E * C),
     "unpermute": lambda: (_leaf(E * C, D), _rows(), torch.rand(T, K, requires_grad=True)),
+    "layout": lambda: (_leaf(T, D), *_routes(), E, C),
+    "layout_inverse": lambda: (_leaf(E, C, D), *_routes(), torch.rand(T, K, requires_grad=True)),
     "expert_ffn": lambda: (_leaf(L, T, D), *_weights()),
     "activation": lambda: (_leaf(T, F), "swiglu", _leaf(T, F), _leaf(T)),
     "grouped_gemm": lambda: (_leaf(T, D), _ends(), _leaf(L, D, F)),
     "grouped_gemm_dw": lambda: (_leaf(T, D), _ends(), _leaf(T, F)),
+    "quantise_fp8": lambda: (torch.randn(T, D),),
+    "dequantise_fp8": lambda: quantise_fp8(torch.randn(T, D)),
     "attention": lambda: (_leaf(2, 4, T, D), _leaf(2, 2, T, D), _leaf(2, 2, T, D)),
 }
 CALLS = {
@@ -62,6 +72,7 @@ CALLS = {
         lambda: (_leaf(T, D), _ends(), _leaf(T), *_weights()),
     ),
     "slot_rows": (slot_rows, lambda: (_ids(T, K, high=E), _ids(T, K, high=T), C)),
+    "sorted_rows": (sorted_rows, lambda: (*_routes(), torch.full((E,), T * K // E))),
     "one_hot": (explicit.one_hot, lambda: (_ids(T, high=E), E)),
     "count": (explicit.count, lambda: (_ids(T, high=E), E)),
     "nonzero": (explicit.nonzero, lambda: (torch.arange(T) % 2 == 0, 7)),
