@@ -11,6 +11,7 @@ from typing import Any
 from moebench.kernels.activation import activate, activate_reference
 from moebench.kernels.assign_slots import assign_slots, assign_slots_reference
 from moebench.kernels.attention import attention, attention_reference
+from moebench.kernels.einsum_dispatch import einsum_layout, einsum_layout_inverse
 from moebench.kernels.expert_ffn import expert_ffn_batched, expert_ffn_loop, expert_ffn_reference
 from moebench.kernels.fp8 import (
     dequantise_fp8,
@@ -24,6 +25,14 @@ from moebench.kernels.grouped_gemm import (
     grouped_gemm_dw_reference,
     grouped_gemm_reference,
 )
+from moebench.kernels.hetu_layout import hetu_layout, hetu_layout_inverse, tutel_layout, tutel_layout_inverse
+from moebench.kernels.index_dispatch import (
+    gathered_layout,
+    gathered_layout_inverse,
+    index_layout,
+    index_layout_inverse,
+)
+from moebench.kernels.layout import layout, layout_inverse, layout_inverse_reference, layout_reference
 from moebench.kernels.permute import permute, permute_reference, unpermute, unpermute_reference
 from moebench.kernels.topk_gate import topk_gate, topk_gate_reference
 
@@ -64,6 +73,32 @@ KERNELS: Mapping[str, Kernel] = {
             "unpermute",
             "out[t] = sum over k of weights[t, k] * y[rows[t, k]]",
             {"reference": unpermute_reference, "torch": unpermute},
+        ),
+        Kernel(
+            "layout",
+            "out[e, positions[t, k]] = x[t] for e = experts[t, k]; other slots 0",
+            {
+                "reference": layout_reference,
+                "torch": layout,
+                "hetu": hetu_layout,
+                "tutel": tutel_layout,
+                "deepspeed": einsum_layout,
+                "deepspeed_sparse": gathered_layout,
+                "fastmoe": index_layout,
+            },
+        ),
+        Kernel(
+            "layout_inverse",
+            "out[t] = sum over k of weights[t, k] * y[experts[t, k], positions[t, k]]",
+            {
+                "reference": layout_inverse_reference,
+                "torch": layout_inverse,
+                "hetu": hetu_layout_inverse,
+                "tutel": tutel_layout_inverse,
+                "deepspeed": einsum_layout_inverse,
+                "deepspeed_sparse": gathered_layout_inverse,
+                "fastmoe": index_layout_inverse,
+            },
         ),
         Kernel(
             "expert_ffn",

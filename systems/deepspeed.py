@@ -1,8 +1,8 @@
 """`deepspeed`: the one-hot einsum layer that DeepSpeed shipped until 0.19.3, the papers' baseline.
 
-Routing is written into [T, E, C] tensors, a mask and combine weights, and tokens move by matrix products with them:
-E C D T multiply-adds each way, whatever K is. The einsums are torch's own, with DeepSpeed's labels: the labels decide
-which operands torch has to copy first (the combine step copies both). Experts run one after another on strided chunks.
+Routing is written into [T, E, C] tensors, a mask and combine weights, and tokens move by matrix products with them
+(kernels/einsum_dispatch.py): E C D T multiply-adds each way, whatever K is. Experts run one after another on strided
+chunks.
 
 T tokens, E experts, L local experts, K choices, C capacity, D model, R ranks; in einsum labels s, e, c, m.
 """
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
+from moebench.kernels.einsum_dispatch import mask_combine, mask_dispatch
 from moebench.kernels.explicit import one_hot
 from moebench.kernels.region import region
 from moebench.systems.deepspeed_gate import GATE_FUNCTIONS, Gated
@@ -77,11 +78,11 @@ class EinsumLayer(DeepSpeedLayer):
 
     def dispatch(self, x_TD: Tensor, routes: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
         """Mask times tokens."""
-        return routes, torch.einsum("sec,sm->ecm", routes[1].type_as(x_TD), x_TD)
+        return routes, mask_dispatch(routes[1], x_TD)
 
     def combine(self, y_ECD: Tensor, routes: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
         """Weights times outputs."""
-        return torch.einsum("sec,ecm->sm", routes[0].to(dtype), y_ECD)
+        return mask_combine(routes[0], y_ECD, dtype)
 
 
 def _dense_top1(gated: Gated, conventions: Conventions) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moebench.kernels.index_dispatch import gather_routes, gather_slots
 from moebench.systems.deepspeed import DeepSpeed, DeepSpeedLayer, top2_weights, topk_weights
 from moebench.systems.deepspeed_gate import Gated
 from moebench.workloads.conventions import Conventions
@@ -30,35 +31,18 @@ class SparseLayer(DeepSpeedLayer):
         (experts_KT, places_KT, weights_KT), capacity = routes
         experts = self.workload.experts
         slots_KT = route_slots(experts_KT, places_KT, experts, capacity)
-        x_SD = encode(x_TD, slots_KT, experts * capacity)
+        x_SD = gather_slots(x_TD, slots_KT, experts * capacity)
         return (slots_KT, weights_KT), x_SD.view(experts, capacity, x_TD.shape[1])
 
     def combine(self, y_ECD: Tensor, routes: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
         """One gather of every route's row, weighted and summed."""
-        return decode(y_ECD.view(-1, y_ECD.shape[-1]), *routes)
+        return gather_routes(y_ECD.view(-1, y_ECD.shape[-1]), *routes)
 
 
 def route_slots(experts_KT: Tensor, places_KT: Tensor, experts: int, capacity: int) -> Tensor:
     """Row of each route in the [E C, D] buffer; dropped routes share the row behind it."""
     slots_KT = experts_KT.long() * capacity + places_KT.long()
     return torch.where(experts_KT >= 0, slots_KT, torch.full_like(slots_KT, experts * capacity))
-
-
-def encode(x_TD: Tensor, slots_KT: Tensor, slots: int) -> Tensor:
-    """[S, D]: the token of every slot, zeros where nobody goes."""
-    tokens, d_model = x_TD.shape
-    source_S = torch.full((slots + 1,), tokens, dtype=torch.long, device=x_TD.device)
-    tokens_KT = torch.arange(tokens, device=x_TD.device).expand_as(slots_KT)
-    source_S.scatter_(0, slots_KT.reshape(-1), tokens_KT.reshape(-1))
-    padded = torch.cat([x_TD, x_TD.new_zeros(1, d_model)])
-    return padded.index_select(0, source_S[:-1])
-
-
-def decode(y_SD: Tensor, slots_KT: Tensor, weights_KT: Tensor) -> Tensor:
-    """[T, D]: each token's rows, weighted and summed in the weights' dtype."""
-    padded = torch.cat([y_SD, y_SD.new_zeros(1, y_SD.shape[1])])
-    routed_KTD = padded.index_select(0, slots_KT.reshape(-1)).view(*slots_KT.shape, y_SD.shape[1])
-    return (routed_KTD * weights_KT.unsqueeze(-1)).sum(0).to(y_SD.dtype)
 
 
 def _routes_top1(gated: Gated, conventions: Conventions) -> Routes:
