@@ -11,9 +11,9 @@ if not is_interpreted():
         "tests/interpreter runs in a process of its own: TRITON_INTERPRET=1 python -m pytest tests/interpreter"
     )
 
-from tests.interpreter import shim
+from moebench.kernels.triton import interpreter
 
-shim.install()
+interpreter.install()
 
 
 @pytest.fixture(autouse=True)

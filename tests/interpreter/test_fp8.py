@@ -1,4 +1,4 @@
-"""Triton's FP8 has the bits of the definition: by integers and, through the interpreter's shim, by the instruction."""
+"""Triton's FP8 has the bits of the definition: by integers and, through the patched interpreter, by the instruction."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Triton's interpreter (3.6, 3.7) made to agree with GPUs in bf16 and FP8.
+"""Triton's interpreter (3.6, 3.7) made to agree with GPUs in bf16 and FP8: for checks where there is no GPU.
 
 Unpatched it multiplies the raw bits of bf16, truncates on the way to bf16 and rounds FP8 wrongly. Here conversions
 round to nearest even (FP8 saturates), bf16 arithmetic goes through fp32 and is rounded back, its products are exact.
