@@ -20,11 +20,16 @@ from moebench.systems.registry import get
 from moebench.systems.training import TrainingStep
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.gates import hash as hash_gate
+from moebench.workloads.gates import registry as gates
+from moebench.workloads.gates.context import GateContext
 from moebench.workloads.layer import GateSpec, LayerWorkload
+from moebench.workloads.token_ids import ids_of_experts
 
 STEPS = 2
 TOKENS = 24
 FEWEST_EXPERTS = 4
+MOST_LOCAL_EXPERTS = 64
 EXTRA = 5  # input columns beyond the logits; the last is 1 in a probe
 _SPACING = 0.4  # between the logits of a token
 _POPULAR = 0.4  # share of the tokens that are sent to expert 0
@@ -38,6 +43,7 @@ class Instance:
         tokens: of each rank.
         learning_rate: 0 where rounded weights could differ from the reference's by more than rounding errors.
         is_probe: experts give back their own name, so that the output is the combine weight of every expert.
+        training: False for the layer in evaluation; gradients are taken all the same.
     """
 
     workload: LayerWorkload
@@ -45,6 +51,7 @@ class Instance:
     tokens: tuple[int, ...]
     learning_rate: float
     is_probe: bool = False
+    training: bool = True
 
     @property
     def ranks(self) -> int:
@@ -54,11 +61,12 @@ class Instance:
 
 @dataclass(frozen=True)
 class Data:
-    """Inputs and upstream gradients of every rank, and the weights of all experts."""
+    """Inputs, upstream gradients and gate contexts of every rank, and the weights of all experts."""
 
     xs: tuple[Tensor, ...]
     upstreams: tuple[Tensor, ...]
     weights: LayerWeights
+    contexts: tuple[GateContext, ...]
 
 
 @dataclass(frozen=True)
@@ -79,21 +87,33 @@ def instance(
     activation: str = "relu",
     *,
     is_probe: bool = False,
+    training: bool = True,
 ) -> Instance:
-    """At least two experts a rank, and one more than a token may choose, so that one can stay empty."""
-    local = max(2, -(-max(gate.top_k + 1, FEWEST_EXPERTS) // ranks))
-    experts = local * ranks
+    """At least two experts a rank, one more than a token may choose, so that one can stay empty, what the gate takes.
+
+    Raises:
+        InputError: unknown gate.
+    """
+    rule = gates.get_gate(gate.name)
+    fewest = ranks * max(2, -(-max(gate.top_k + 1, FEWEST_EXPERTS) // ranks))
+    choices = range(fewest, fewest + MOST_LOCAL_EXPERTS * ranks, ranks)
+    # Where none will do, the system's own `supports` says why.
+    experts = next((number for number in choices if rule.size_problem(gate, number) is None), fewest)
     workload = LayerWorkload(
         gate, batch_size=1, sequence=TOKENS, d_model=experts + EXTRA, d_ffn=12, experts=experts, dtype=dtype,
         activation=activation,
     )  # fmt: skip
     # A step in a coarse dtype moves weights by rounding errors that the reference does not make.
     learning_rate = 1e-3 if dtype in ("fp64", "fp32") and not is_probe else 0.0
-    return Instance(workload, conventions, uneven_tokens(workload, conventions, ranks), learning_rate, is_probe)
+    tokens = uneven_tokens(workload, conventions, ranks)
+    return Instance(workload, conventions, tokens, learning_rate, is_probe, training)
 
 
 def uneven_tokens(workload: LayerWorkload, conventions: Conventions, ranks: int) -> tuple[int, ...]:
     """Tokens of each rank: any where capacity is shared, an empty rank too; else those with TOKENS's capacity."""
+    fixes_capacity = gates.get_gate(workload.gate.name).fixes_capacity
+    if fixes_capacity:
+        return (TOKENS,) * ranks
     if conventions.is_dropless:
         return tuple((TOKENS, 7, 0, TOKENS + 3)[rank % 4] for rank in range(ranks))
 
@@ -117,16 +137,17 @@ def data(instance: Instance) -> Data:
         return torch.randn(*shape, generator=random, dtype=torch.float64)
 
     xs = tuple(rounded(_tokens(instance, count, random)) for count in instance.tokens)
+    contexts = tuple(GateContext(instance.training, token_ids_T=_token_ids(workload, x_TD)) for x_TD in xs)
     upstreams = tuple(rounded(normal(*x.shape) / instance.ranks) for x in xs)
     experts, d_model, d_ffn = workload.experts, workload.d_model, workload.d_ffn
     router_DE = torch.cat([torch.eye(experts, dtype=torch.float64), 0.01 * normal(d_model - experts, experts)])
     if instance.is_probe:
         router_DE[experts:] = 0
-        return Data(xs, upstreams, _probe_weights(workload, router_DE))
+        return Data(xs, upstreams, _probe_weights(workload, router_DE), contexts)
     w1_EDF = rounded(normal(experts, d_model, d_ffn) * d_model**-0.5)
     w2_EFD = rounded(normal(experts, d_ffn, d_model) * d_ffn**-0.5)
     w3_EDF = rounded(normal(experts, d_model, d_ffn) * d_model**-0.5) if workload.activation == "swiglu" else None
-    return Data(xs, upstreams, LayerWeights(rounded(router_DE), w1_EDF, w2_EFD, w3_EDF))
+    return Data(xs, upstreams, LayerWeights(rounded(router_DE), w1_EDF, w2_EFD, w3_EDF), contexts)
 
 
 def _tokens(instance: Instance, count: int, random: torch.Generator) -> Tensor:
@@ -145,6 +166,16 @@ def _tokens(instance: Instance, count: int, random: torch.Generator) -> Tensor:
     if instance.is_probe:
         rest[:, -1] = 1
     return torch.cat([logits_TE * scale_T1, rest], dim=1)
+
+
+def _token_ids(workload: LayerWorkload, x_TD: Tensor) -> Tensor | None:
+    """Ids that lead to the expert with the largest logit, for rules that route by them."""
+    rule = gates.get_gate(workload.gate.name)
+    if not rule.needs_token_ids:
+        return None
+    expert_of_V = rule.initial_state(workload.gate, workload.experts)[hash_gate.STATE]
+    wanted_T = x_TD[:, : workload.experts].argmax(dim=1)
+    return ids_of_experts(wanted_T, expert_of_V, workload.experts, torch.Generator().manual_seed(len(x_TD)))
 
 
 def _probe_weights(workload: LayerWorkload, router_DE: Tensor) -> LayerWeights:
@@ -182,6 +213,9 @@ def _steps(system: System, instance: Instance, group: Group) -> list[Observed]:
     dtype, everything = torch_dtype(instance.workload.dtype), data(instance)
     layer = system.build(instance.workload, group, instance.conventions, torch.device("cpu"), dtype)
     layer.load_weights(local_weights(everything.weights, group.index, group.size, dtype))
+    layer.train(instance.training)
+    if everything.contexts[group.index].token_ids_T is not None:
+        layer.token_ids_T = everything.contexts[group.index].token_ids_T
     step = TrainingStep(layer, group, learning_rate=instance.learning_rate)
     torch.manual_seed(group.index)
     seen = []

@@ -29,6 +29,7 @@ from moebench.systems.interface import System
 from moebench.systems.registry import conventions_of, get
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.gates.registry import get_gate
 from moebench.workloads.layer import GateSpec
 
 RANKS = 4
@@ -109,11 +110,14 @@ def instances(
 ) -> tuple[Instance, ...]:
     """What is run: the case's own dtype; float64 throughout, if supported; for random rules, first without the chance.
 
-    A random rule itself is probed for its invariants.
+    A random rule itself is probed for its invariants, and one that evaluates otherwise than it trains is evaluated too.
     """
     quiet = replace(conventions, noise="none", drop_order="arrival") if conventions.is_random else conventions
     pairs = [(dtype, quiet), ("fp64", replace(quiet, gate_dtype="fp64"))]
     wanted = [instance(gate, name, rules, ranks, activation) for name, rules in dict.fromkeys(pairs)]
+    if get_gate(gate.name).evaluation:
+        rules = replace(quiet, gate_dtype="fp64")
+        wanted.append(instance(gate, "fp64", rules, ranks, activation, training=False))
     if conventions.is_random:
         wanted.append(instance(gate, dtype, conventions, ranks, activation, is_probe=True))
     return tuple(one for one in wanted if system.supports(one.workload, one.conventions) is None)
@@ -134,7 +138,7 @@ def _run(
     for place, one in enumerate(wanted):
         found = check_verdict.problem(one, [of_rank[place] for of_rank in seen])
         if found is not None:
-            what = f"{one.workload.dtype} on {world} ranks"
+            what = f"{one.workload.dtype} on {world} ranks{'' if one.training else ', evaluation'}"
             return Status("wrong", f"{what}{', random rule' if one.is_probe else ''}: {found}")
     return Status("passed")
 
@@ -158,7 +162,8 @@ def code_hash() -> str:
     """Hash of all code that a check depends on: kernels, workloads, systems and the check itself."""
     packages = (moebench.kernels, moebench.workloads, moebench.systems)
     files = [file for package in packages for folder in package.__path__ for file in sorted(Path(folder).rglob("*.py"))]
-    files += [Path(str(module.__file__)) for module in (check_instance, check_random, check_tempered, check_verdict, ranks, sys.modules[__name__])]
+    own = (check_instance, check_random, check_tempered, check_verdict, ranks, sys.modules[__name__])
+    files += [Path(str(module.__file__)) for module in own]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moebench import check_verdict, correctness
+from moebench import check_random, check_verdict, correctness
 from moebench.check_instance import STEPS, data, instance, observe, uneven_tokens
 from moebench.correctness import Status, cache_folder, check, check_conventions, instances
 from moebench.kernels.collectives.group import described_group
@@ -234,8 +234,8 @@ def test_the_probe_shows_the_weights(activation):
     """The probe's output under the quiet rule is the routing's weights, expert by expert."""
     one = instance(GSHARD, "fp64", FP64, 1, activation, is_probe=True)
     (seen, _) = observe(REFERENCE, one, described_group(1))
-    routing = check_verdict._quiet_routing(one, data(one).xs[0], data(one).weights)
-    weights_TE = check_verdict._dense(routing, routing.weights_TK)
+    (routing,) = check_random.quiet_routings(one, data(one))
+    weights_TE = check_verdict.dense(routing, routing.weights_TK)
     torch.testing.assert_close(seen.y_TD[:, : one.workload.experts], weights_TE)
 
 

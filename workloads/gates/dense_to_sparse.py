@@ -22,7 +22,7 @@ from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.gates import options as gate_options
 from moebench.workloads.gates import steps
 from moebench.workloads.gates.context import Choice, GateContext
-from moebench.workloads.gates.gate import QUIET_OR_JITTER, Gate
+from moebench.workloads.gates.gate import Gate
 from moebench.workloads.gates.noise import gumbel_like
 from moebench.workloads.layer import GateSpec
 
@@ -166,8 +166,9 @@ DENSE_TO_SPARSE = Gate(
     source="Nie et al. 2021 (arXiv 2112.14397), section 4; codecaution/EvoMoE, topkgate.py",
     aux="(E/N) sum W_e f_e, N experts a token; none while dense",
     capacity="T until hard, then the capacity rule",
-    conventions={"noise": (*QUIET_OR_JITTER, "gumbel")},
+    conventions={"noise": ("none", "gumbel")},
     options=Options,
+    evaluation="argmax p, w = p_e",
     fixes_capacity=True,
     limits=limits,
 )

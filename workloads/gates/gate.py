@@ -40,6 +40,7 @@ class Gate:
         update: the state after a training step, from (state, counts_E over all ranks, gate); None where it stays.
         limits: why the rule has no meaning with so many experts, from (gate, experts); None when it has one.
         exact: balanced choices [T, K], from (gate, tokens, experts, where to start); None for those of `topk`.
+        evaluation: what it does otherwise in evaluation; empty where it only leaves noise out.
         fixes_capacity: whether it may fix the slots itself, from the number of tokens (`Choice.capacity`).
     """
 
@@ -59,6 +60,7 @@ class Gate:
     update: Callable[[Mapping[str, Tensor], Tensor, GateSpec], dict[str, Tensor]] | None = None
     limits: Callable[[GateSpec, int], str | None] | None = None
     exact: Callable[[GateSpec, int, int, int], Tensor] | None = None
+    evaluation: str = ""
     fixes_capacity: bool = False
 
     def route(
@@ -102,7 +104,7 @@ class Gate:
             gate_options.read(self.options, gate)
         except InputError as error:
             return str(error)
-        return self._conventions_problem(gate, conventions) or self._size_problem(gate, experts)
+        return self._conventions_problem(gate, conventions) or (experts and self.size_problem(gate, experts)) or None
 
     def _conventions_problem(self, gate: GateSpec, conventions: Conventions) -> str | None:
         fixed = FIXED_TOP_K.get(self.name)
@@ -119,9 +121,12 @@ class Gate:
             return f"drop_order {order} has no meaning under capacity_rule unlimited: nothing is dropped"
         return None
 
-    def _size_problem(self, gate: GateSpec, experts: int | None) -> str | None:
-        if experts is None:
-            return None
+    def size_problem(self, gate: GateSpec, experts: int) -> str | None:
+        """Why the gate has no meaning with E = `experts`; None when it has one.
+
+        Raises:
+            InputError: options that the rule refuses.
+        """
         if gate.top_k > experts:
             return f"top_k = {gate.top_k} is above experts = {experts}"
         return None if self.limits is None else self.limits(gate, experts)

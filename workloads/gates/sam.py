@@ -48,7 +48,7 @@ def choose(
     """The rule `sam`, any K up to the smallest group: a `moebench.workloads.gates.context.Rule`."""
     options = gate_options.read(Options, gate)
     probs_TE = logits_TE.softmax(dim=1)
-    group_E = groups_of(probs_TE.shape[1], options.groups).to(probs_TE.device)
+    group_E = groups_of(probs_TE.shape[1], options.groups, probs_TE.device)
     plain_TE = probs_TE.detach()
     score_TG = plain_TE.new_zeros(len(plain_TE), options.groups).index_add(1, group_E, plain_TE)
     inside_TE = group_E == steps.ranked(score_TG, 1)
@@ -59,9 +59,9 @@ def choose(
     return Choice(experts_TK, weights_TK, probs_TE, terms | {"alignment": alignment})
 
 
-def groups_of(experts: int, groups: int) -> Tensor:
+def groups_of(experts: int, groups: int, device: torch.device | None = None) -> Tensor:
     """The group of every expert, int64 [E], rising; sizes differ by at most one."""
-    return torch.arange(experts) * groups // experts
+    return torch.arange(experts, device=device) * groups // experts
 
 
 def alignment_loss(probs_TE: Tensor, experts_TK: Tensor, inside_TE: Tensor) -> Tensor:
@@ -103,6 +103,7 @@ SAM = Gate(
     choose=choose,
     source="Jiang et al. 2021 (arXiv 2110.07431); Hsword/Hetu 722ba6a, SAMGate.py",
     aux="(E/k) sum P_e f_e + mean over tokens of sum over e elsewhere of max(0, p_e - p_k)",
+    conventions={"noise": ("none",)},
     options=Options,
     limits=limits,
     exact=exact,
