@@ -120,8 +120,9 @@ def variants() -> list[Variant]:
     prefix = {"histograms": "*i32", "counts": "*i64", "num_blocks": "i32"}
     ranking = {"experts": "*i64", "sums": "*i32", "positions": "*i64", **sizes, "stride_route": "i32",
                "out_stride_route": "i32", "capacity": "i32"}  # fmt: skip
+    warps = _HISTOGRAM_WARPS
     histograms = [
-        Variant(f"histograms E={e}", _histogram_kernel, counting, contiguous | _histogram_constants(e), _HISTOGRAM_WARPS)
+        Variant(f"histograms E={e}", _histogram_kernel, counting, contiguous | _histogram_constants(e), warps)
         for e in (16, 64, 1024)
     ]
     return [
