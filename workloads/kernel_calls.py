@@ -6,8 +6,8 @@ a top-k gate makes of such logits, with the common capacity: some experts are fu
 T tokens, E experts, K choices a token, D model, F feed-forward, N rows of the expert layout, L experts of this rank.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,29 +35,35 @@ class KernelCall:
 
     Attributes:
         gradients: positions of the arguments that have a gradient.
+        run_as: what the operators inside choose, `torch` or `triton`, where the implementation's name doesn't say.
     """
 
     workload: KernelWorkload
     implementation: str
     arguments: tuple[Any, ...]
     gradients: tuple[int, ...]
+    run_as: str = "auto"
 
     def forward(self) -> tuple[Tensor, ...]:
         """The outputs; where the workload is a backward, with the graph that it needs."""
         function = function_of(self.workload.op, self.implementation)
-        with implemented(self.implementation), torch.set_grad_enabled(self.workload.is_backward):
+        with self._chosen(), torch.set_grad_enabled(self.workload.is_backward):
             out = function(*self.arguments)
         return out if isinstance(out, tuple) else (out,)
 
     def backward(self, outputs: Sequence[Tensor], upstream: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Gradients of the arguments that have one, from those of `differentiable(outputs)`; the graph is kept."""
-        with implemented(self.implementation):
+        with self._chosen():
             return torch.autograd.grad(
                 list(differentiable(outputs)),
                 [self.arguments[place] for place in self.gradients],
                 list(upstream),
                 retain_graph=True,
             )
+
+    def _chosen(self) -> AbstractContextManager[None]:
+        named = self.implementation in (TORCH, TRITON)
+        return use_implementation(self.implementation if named else self.run_as)
 
     def upstream(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Seeded gradients of the outputs that have one."""
@@ -87,13 +93,6 @@ def function_of(op: str, implementation: str) -> Callable[..., Any]:
     """The function of an implementation; torch's and Triton's are the operator itself, which chooses inside."""
     functions = KERNELS[op].implementations
     return functions[TORCH if implementation == TRITON and TRITON not in functions else implementation]
-
-
-@contextmanager
-def implemented(implementation: str) -> Iterator[None]:
-    """Inside the block operators run this implementation; another system's variant runs what its device has."""
-    with use_implementation(implementation if implementation in (TORCH, TRITON) else "auto"):
-        yield
 
 
 def call_of(

@@ -56,8 +56,13 @@ def child_environment(threads: int | None = None, inherited: Mapping[str, str] |
     return {**(os.environ if inherited is None else inherited), **ALLOCATOR, **pinning}
 
 
-def run_child(module: str, request: Any, threads: int | None = None) -> Iterator[dict[str, Any]]:
+def run_child(
+    module: str, request: Any, threads: int | None = None, extra: Mapping[str, str] | None = None
+) -> Iterator[dict[str, Any]]:
     """Run `python -m module` in a fresh process, hand it `request`, yield the messages that it sends.
+
+    Args:
+        extra: more of its environment.
 
     Raises:
         ChildFailed: the process ended with an error.
@@ -68,7 +73,7 @@ def run_child(module: str, request: Any, threads: int | None = None) -> Iterator
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=child_environment(threads),
+            env=child_environment(threads) | dict(extra or {}),
         )
         assert process.stdin is not None
         assert process.stdout is not None
