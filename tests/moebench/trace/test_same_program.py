@@ -12,15 +12,26 @@ from functools import cache
 import pytest
 
 from moebench.ranks import run_ranks
-from moebench.systems.registry import get, systems
+from moebench.systems.registry import get, reference, systems
 from moebench.trace.layer import trace_layer
 from moebench.workloads.conventions import COMMON, Conventions
+from moebench.workloads.gates.registry import gate
 from moebench.workloads.layer import GateSpec, LayerWorkload, RoutingSpec
 from tests.moebench.trace import rank_programs
 from tests.moebench.trace.ragged import RAGGED
 
-GATES = (GateSpec("switch"), GateSpec("gshard", 2), GateSpec("topk", 1), GateSpec("topk", 3))
+COMMON_GATES = (GateSpec("switch"), GateSpec("gshard", 2), GateSpec("topk", 1), GateSpec("topk", 3))
+GATES = (
+    *COMMON_GATES,
+    gate("ktop1"),
+    gate("hash", vocabulary=64),
+    gate("sam", groups=4),
+    gate("dense-to-sparse"),
+    gate("dense-to-sparse", dense_steps=1),
+    gate("dense-to-sparse", first_step=6000),
+)
 DROPLESS = Conventions(capacity_rule="unlimited")
+GUMBEL = Conventions(noise="gumbel")
 WORLDS = (1, 2, 4)
 NAMES = sorted(systems())
 BASE = LayerWorkload(GATES[1], 2, 23, 24, 20, 8)
@@ -44,8 +55,8 @@ def _cases(world):
     cases = defaultdict(list)
     for name in NAMES:
         system = get(name)
-        for gate in GATES:
-            workload, shipped = replace(BASE, gate=gate), system.as_shipped(gate)
+        for spec in GATES:
+            workload, shipped = replace(BASE, gate=spec), system.as_shipped(spec)
             if system.supports(workload, COMMON) is None:
                 cases["common", name].append((name, workload, COMMON))
             if world == 2 and system.supports(workload, shipped) is None:
@@ -54,6 +65,12 @@ def _cases(world):
             cases[variant, name].append((name, workload, COMMON))
         if system.supports(ZIPF, DROPLESS) is None:
             cases["dropless", name].append((name, ZIPF, DROPLESS))
+        if world == 2:
+            workloads = (replace(ZIPF, gate=spec) for spec in GATES[len(COMMON_GATES) :])
+            others = [one for one in workloads if system.supports(one, DROPLESS) is None]
+            cases["dropless gates", name] += [(name, one, DROPLESS) for one in others]
+            noisy = [(name, replace(BASE, gate=spec), GUMBEL) for spec in GATES if spec.name == "dense-to-sparse"]
+            cases["gumbel", name] += [case for case in noisy if system.supports(case[1], GUMBEL) is None]
     cases["ragged", RAGGED.name].append((RAGGED.name, RAGGED_ZIPF, DROPLESS))
     return cases
 
@@ -113,6 +130,13 @@ def test_dropless_capacity_is_read_as_real_ranks_read_it(name, world):
     ((program,),) = _assert_same(("dropless", name), world)
     assert [op.name for op in program.ops if op.kind == "host-read"] == ["host::max_expert_count"]
     assert program.stands_for == range(world)
+
+
+@pytest.mark.parametrize("kind", ["dropless gates", "gumbel"])
+def test_gates_whose_counts_depend_on_the_data_are_traced_as_they_run(kind):
+    """The reference with every rule that is not one of the first three, dropless, and with noise."""
+    for programs in _assert_same((kind, reference().name), 2):
+        assert len(programs) == 1
 
 
 @pytest.mark.parametrize("world", WORLDS)
