@@ -47,6 +47,7 @@ def _ends():
 # Arguments of each registered kernel; every implementation that is no naive loop takes them.
 ARGUMENTS = {
     "topk_gate": lambda: (_leaf(T, E), K),
+    "topk": lambda: (_leaf(T, E), K),
     "assign_slots": lambda: (_ids(T, K, high=E), E),
     "permute": lambda: (_leaf(T, D), _rows(), E * C),
     "unpermute": lambda: (_leaf(E * C, D), _rows(), torch.rand(T, K, requires_grad=True)),

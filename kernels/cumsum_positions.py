@@ -1,9 +1,9 @@
 """Positions by a running sum over a one-hot mask: what DeepSpeed, Tutel and HetuMoE execute where we assign slots.
 
 Every choice writes a [T, E] mask, sums it along the tokens, multiplies the sums with the mask and adds up the rows:
-O(T E) memory for O(T) numbers. DeepSpeed and Tutel do it in int64 with torch's cumsum (Tutel has a CUDA kernel of its own
-for that step). HetuMoE's kernel gives each expert's column to one thread, which walks down all tokens; its mask is fp32,
-and int32 here: as many bytes, and exact to 2^31 routes.
+O(T E) memory for O(T) numbers. DeepSpeed and Tutel do it in int64 with torch's cumsum (Tutel has a CUDA kernel of its
+own for that step). HetuMoE's kernel gives each expert's column to one thread, which walks down all tokens; its mask is
+fp32, and int32 here: as many bytes, and exact to 2^31 routes.
 
 T tokens, K choices a token, E experts, N routes that queue together.
 """

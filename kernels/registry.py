@@ -11,6 +11,7 @@ from typing import Any
 from moebench.kernels.activation import activate, activate_reference
 from moebench.kernels.assign_slots import assign_slots, assign_slots_reference
 from moebench.kernels.attention import attention, attention_reference
+from moebench.kernels.cumsum_positions import cumsum_positions, hetu_positions
 from moebench.kernels.einsum_dispatch import einsum_layout, einsum_layout_inverse
 from moebench.kernels.expert_ffn import expert_ffn_batched, expert_ffn_loop, expert_ffn_reference
 from moebench.kernels.fp8 import (
@@ -26,6 +27,7 @@ from moebench.kernels.grouped_gemm import (
     grouped_gemm_reference,
 )
 from moebench.kernels.hetu_layout import hetu_layout, hetu_layout_inverse, tutel_layout, tutel_layout_inverse
+from moebench.kernels.hetu_topk import hetu_topk
 from moebench.kernels.index_dispatch import (
     gathered_layout,
     gathered_layout_inverse,
@@ -34,6 +36,7 @@ from moebench.kernels.index_dispatch import (
 )
 from moebench.kernels.layout import layout, layout_inverse, layout_inverse_reference, layout_reference
 from moebench.kernels.permute import permute, permute_reference, unpermute, unpermute_reference
+from moebench.kernels.topk import topk, topk_reference, torch_topk
 from moebench.kernels.topk_gate import topk_gate, topk_gate_reference
 
 
@@ -60,9 +63,19 @@ KERNELS: Mapping[str, Kernel] = {
             {"reference": topk_gate_reference, "torch": topk_gate},
         ),
         Kernel(
+            "topk",
+            "the k largest scores and their experts; ties to the lowest id (torch: any, hetu: the highest)",
+            {"reference": topk_reference, "torch": torch_topk, "triton": topk, "hetu": hetu_topk},
+        ),
+        Kernel(
             "assign_slots",
             "position of a route = routes of the same expert that arrived before it",
-            {"reference": assign_slots_reference, "torch": assign_slots},
+            {
+                "reference": assign_slots_reference,
+                "torch": assign_slots,
+                "hetu": hetu_positions,
+                "deepspeed": cumsum_positions,
+            },
         ),
         Kernel(
             "permute",
