@@ -1,23 +1,23 @@
-"""The one door through which a program reads a device value on the host.
+"""The one door through which a program reads a device value on the host, or brings one of the host to the device.
 
 A blocking read drains the device's queue: it costs time, and under trace its value does not exist. So every
 `.item()`, split size or loop count of a system goes through `read_ints`, which the recorder can see and answer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-# What a program may ask for. Per-rank values are those of the rank that asks.
+# What a program may ask for. Per-rank values are those of the rank that asks; rows are counted before capacity.
 QUANTITIES = (
     "expert_counts",  # [E] tokens that this rank routes to each expert before capacity, all k choices together
     "max_expert_count",  # [1] the largest entry of expert_counts over every rank of the group
     "received_counts",  # [R, E/R] rows that each rank routes to this rank's experts, before capacity
-    "relayed_rows",  # [G, N] rows that each rank of this node routes to this rank's place on each node, before capacity
-    "node_rows",  # [G, 2, R] rows that each rank of this node routes to every rank, and every rank to it, before capacity
+    "relayed_rows",  # [G, N] rows that each rank of this node routes to this rank's place on each node
+    "node_rows",  # [G, 2, R] rows that each rank of this node routes to every rank, and that every rank routes to it
     "rounds",  # [1] rounds that a data-dependent gate took
 )
 
@@ -57,6 +57,15 @@ def read_ints(values: Tensor, quantity: str) -> list[int]:
     if len(answer) != values.numel():
         raise UnansweredRead(f"{quantity}: {values.numel()} values were read, the answer has {len(answer)}")
     return answer
+
+
+def write_ints(values: Sequence[int], device: torch.device) -> Tensor:
+    """Integers of the host on a device, int64; nobody waits for the copy. Recorded as the launch that fills as much."""
+    written = torch.zeros(len(values), dtype=torch.int64, device=device)
+    if not written.is_meta:
+        with _disable_current_modes():
+            written.copy_(torch.tensor(values, dtype=torch.int64), non_blocking=True)
+    return written
 
 
 @contextmanager

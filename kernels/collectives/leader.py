@@ -23,7 +23,7 @@ from moebench.kernels.collectives.blocks import reorder_blocks
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.plan import Flight, Phases, Plan, Splits, check_rows, in_order, sums
 from moebench.kernels.collectives.start_wait import gather, start_all_to_all, start_gather, start_scatter
-from moebench.kernels.host import read_ints
+from moebench.kernels.host import read_ints, write_ints
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _gathered(group: Group, splits: Splits, device: torch.device) -> np.ndarray 
     nodes = group.nodes
     if nodes.per_node == 1:
         return np.array([[splits.sent], [splits.received]])
-    own_2R = torch.tensor([*splits.sent, *splits.received], dtype=torch.int64, device=device)
+    own_2R = write_ints([*splits.sent, *splits.received], device)
     counts_N = gather(own_2R, nodes.node)
     if nodes.leaders is None:
         return None

@@ -23,7 +23,7 @@ from moebench.kernels.collectives.blocks import reorder_blocks
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.plan import Flight, Phases, Plan, Splits, check_rows, in_order, sums
 from moebench.kernels.collectives.start_wait import all_to_all, start_all_to_all
-from moebench.kernels.host import read_ints
+from moebench.kernels.host import read_ints, write_ints
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plan(group: Group, splits: Splits | None, device: torch.device) -> Plan:
 
 def _exchanged(group: Group, sent_NG: np.ndarray, device: torch.device) -> np.ndarray:
     nodes = group.nodes
-    counts_GN = torch.tensor(sent_NG.T.tolist(), dtype=torch.int64, device=device)
+    counts_GN = write_ints(sent_NG.T.ravel().tolist(), device).view(nodes.per_node, nodes.count)
     relayed_GN = np.array(read_ints(all_to_all(counts_GN, nodes.node), "relayed_rows"))
     return relayed_GN.reshape(nodes.per_node, nodes.count)
 

@@ -100,11 +100,10 @@ def gathered_and_scattered(group):
     assert torch.equal(scatter(gather(x, group), group, 3), x)
 
 
-def messages(group, name, ranks_per_node, splits=None):
-    """What this rank really sends in one exchange and its backward: [(peer, bytes)] in order, self excluded."""
-    nodes = on_nodes(group, ranks_per_node)
-    plan = plan_exchange(name, nodes, *(splits or ()))
-    x = torch.zeros(group.size if splits is None else sum(splits[0]), 64, requires_grad=True)
+def all_messages(group, name, ranks_per_node, rows=None):
+    """What this rank really sends in one exchange: [(peer, bytes)] in order. Its backward sends as much when even."""
+    plan = plan_exchange(name, on_nodes(group, ranks_per_node), counts_RR=rows)
+    x = torch.zeros(group.size if rows is None else sum(rows[group.rank]), 64, requires_grad=True)
     sent = []
     send = dist.ProcessGroup.send
 
@@ -115,12 +114,12 @@ def messages(group, name, ranks_per_node, splits=None):
     dist.ProcessGroup.send = counted
     try:
         y = plan.start(x).wait()
-        forward = len(sent)
+        forward = list(sent)
         y.backward(torch.zeros_like(y))
     finally:
         dist.ProcessGroup.send = send
-    assert Counter(sent[:forward]) == Counter(sent[forward:]) or splits is not None
-    return sent[:forward]
+    assert rows is not None or Counter(sent[len(forward) :]) == Counter(forward)
+    return forward
 
 
 def operators_and_reads(group, name, ranks_per_node, seed, device="cpu"):

@@ -1,12 +1,13 @@
 """A small dropless layer with an uneven exchange: the kind of program whose shapes follow the routing.
 
 Every rank sends each expert exactly the rows that chose it, after an exchange of counts that both ends read on the
-host.
+host. The rows travel by a flat exchange, or by a hierarchical one that needs to know more counts.
 T tokens, E experts, L local experts, K choices, D model, N rows sent, M rows received.
 """
 
 import torch
 
+from moebench.kernels.collectives.exchanges import plan_exchange
 from moebench.kernels.collectives.start_wait import all_to_all
 from moebench.kernels.expert_ffn import expert_ffn_grouped
 from moebench.kernels.explicit import count
@@ -19,9 +20,9 @@ from moebench.systems.interface import LayerWeights, MoELayer
 class RaggedLayer(MoELayer):
     """Sorted rows, uneven all-to-all, grouped experts, uneven all-to-all, weighted sum."""
 
-    def __init__(self, workload, group, device, dtype):
+    def __init__(self, workload, group, device, dtype, exchange="flat"):
         super().__init__()
-        self.workload, self.group = workload, group
+        self.workload, self.group, self.exchange = workload, group, exchange
         local = workload.experts // group.size
         d_model, d_ffn = workload.d_model, workload.d_ffn
         self.gate = torch.nn.Linear(d_model, workload.experts, bias=False, device=device, dtype=dtype)
@@ -52,7 +53,8 @@ class RaggedLayer(MoELayer):
             order_N = experts_TK.reshape(-1).sort(stable=True).indices
             rows_ND = x_TD.index_select(0, order_N // top_k)
         with region("exchange"):
-            rows_MD = all_to_all(rows_ND, self.group, send_splits, receive_splits)
+            plan = plan_exchange(self.exchange, self.group, send_splits, receive_splits, device=x_TD.device)
+            rows_MD = plan.start(rows_ND).wait()
         with region("experts"):
             # Rows arrive rank by rank: cut into (rank, expert) pieces and sort them by expert.
             pieces = rows_MD.split(received)
@@ -63,7 +65,7 @@ class RaggedLayer(MoELayer):
             pieces = out_MD.split(cuts)
             out_MD = torch.cat([pieces[expert * ranks + rank] for rank in range(ranks) for expert in range(local)])
         with region("exchange"):
-            out_ND = all_to_all(out_MD, self.group, receive_splits, send_splits)
+            out_ND = plan.reversed().start(out_MD).wait()
         with region("combine"):
             weighted_ND = out_ND * weights_TK.reshape(-1).index_select(0, order_N).unsqueeze(1)
             y_TD = x_TD.new_zeros(x_TD.shape).index_add(0, order_N // top_k, weighted_ND)
@@ -75,6 +77,9 @@ class Ragged:
 
     name, title, source = "ragged", "Ragged test layer", "tests"
 
+    def __init__(self, exchange="flat"):
+        self.exchange = exchange
+
     def supports(self, workload, conventions):
         return None
 
@@ -82,7 +87,7 @@ class Ragged:
         raise NotImplementedError("a test layer ships nowhere")
 
     def build(self, workload, group, conventions, device, dtype):
-        return RaggedLayer(workload, group, device, dtype)
+        return RaggedLayer(workload, group, device, dtype, self.exchange)
 
 
 RAGGED = Ragged()

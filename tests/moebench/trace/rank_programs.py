@@ -9,14 +9,15 @@ from moebench.systems.registry import get
 from moebench.systems.training import TrainingStep
 from moebench.trace.recorder import record_step
 from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.layer import GateSpec, LayerWorkload
 from moebench.workloads.routing import imposed_input
-from tests.moebench.trace.ragged import RAGGED
+from tests.moebench.trace.ragged import RAGGED, Ragged, RaggedLayer
 
 Span = tuple[str, int, int]  # operator, start and end in ns
 
 
 def record_each(group, cases) -> list[Program]:
-    """The programs that this rank really executes on CPU tensors, one for each (system, workload, conventions)."""
+    """The programs that this rank really executes on CPU tensors, one for each (system or name, workload, rules)."""
     programs = []
     for case in cases:
         step, args = real_step(group, *case)
@@ -27,7 +28,7 @@ def record_each(group, cases) -> list[Program]:
 
 def real_step(group, name, workload, conventions):
     """A training step with real weights, and its arguments under the workload's own routing."""
-    system = RAGGED if name == RAGGED.name else get(name)
+    system = name if isinstance(name, Ragged) else RAGGED if name == RAGGED.name else get(name)
     dtype = torch_dtype(workload.dtype)
     layer = system.build(workload, group, conventions, torch.device("cpu"), dtype)
     x_TD, gate_DE = imposed_input(workload, group.rank)
@@ -39,6 +40,25 @@ def real_step(group, name, workload, conventions):
     x_TD = x_TD.to(dtype).requires_grad_(workload.input_gradient)
     upstream_TD = torch.randn(workload.tokens, d_model, dtype=dtype) / group.size
     return TrainingStep(layer, group, learning_rate=0.0), (x_TD, upstream_TD)
+
+
+def record_and_compute_each(group, cases, exchanges, tokens):
+    """The programs of `record_each`, and the results of a ragged layer by each exchange; ranks are started once."""
+    return record_each(group, cases), [_ragged_results(group, exchange, tokens) for exchange in exchanges]
+
+
+def _ragged_results(group, exchange, tokens):
+    """Output and gradients of a ragged layer on `tokens[rank]` tokens."""
+    workload = LayerWorkload(GateSpec("topk", 2), 1, max(tokens), 16, 8, 2 * group.size)
+    torch.manual_seed(0)
+    layer = RaggedLayer(workload, group, torch.device("cpu"), torch.float32, exchange)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    torch.manual_seed(group.rank)
+    x_TD = torch.randn(tokens[group.rank], 16, requires_grad=True)
+    y_TD, _ = layer(x_TD)
+    y_TD.backward(torch.randn_like(y_TD))
+    return {"y": y_TD.detach(), "x": x_TD.grad, "w1": layer.w1_LDF.grad, "w2": layer.w2_LFD.grad}
 
 
 def profile_each(group, cases) -> list[tuple[int, list[Span]]]:

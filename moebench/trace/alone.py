@@ -1,0 +1,82 @@
+"""A call by itself as Programs, without a layer around it: an exchange, what it sends and what it holds.
+
+Ranks differ by their place only: traced is one of them, or, where the call asks who leads a node, a leader and another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from moebench.kernels.collectives.exchanges import plan_exchange
+from moebench.kernels.collectives.group import Group, described_group
+from moebench.kernels.collectives.outstanding import forget_described, outstanding
+from moebench.kernels.region import region
+from moebench.program import Program
+from moebench.trace.recorder import record_step
+
+ELEMENT_BYTES = 4
+
+
+def trace_exchange(
+    name: str, payload_bytes: int, ranks: int, ranks_per_node: int, with_gradient: bool = False
+) -> tuple[Program, ...]:
+    """The programs of one even exchange of fp32 rows, and of its gradient's if asked.
+
+    Args:
+        name: one of `moebench.kernels.collectives.exchanges.EXCHANGES`.
+        payload_bytes: B, what each rank sends in all, its own part included; a whole number of elements to each rank.
+
+    Raises:
+        ValueError: unknown name, another payload, or nodes of unequal size.
+    """
+    elements, rest = divmod(payload_bytes, ELEMENT_BYTES * ranks)
+    if rest:
+        raise ValueError(f"payload of {payload_bytes} bytes: must be a multiple of {ELEMENT_BYTES * ranks}")
+
+    def call_of(group: Group) -> Callable[[], object]:
+        x_RB = torch.empty(ranks, elements, device="meta", requires_grad=with_gradient)
+        plan = plan_exchange(name, group)
+
+        def call() -> None:
+            y_RB = plan.start(x_RB).wait()
+            if with_gradient:
+                y_RB.backward(y_RB.detach())
+
+        return call
+
+    return trace_call(call_of, ranks, ranks_per_node)
+
+
+def trace_call(
+    call_of: Callable[[Group], Callable[[], object]], ranks: int, ranks_per_node: int
+) -> tuple[Program, ...]:
+    """The programs of `call_of(group)()` in region `exchange` on all ranks; tensors that it makes are meta tensors."""
+    first = described_group(ranks, 0, ranks_per_node=ranks_per_node)
+    program = _recorded(call_of(first), first)
+    if not first.is_asked_for_leaders or ranks_per_node == 1:
+        return (replace(program, stands_for=range(ranks)),)
+    second = described_group(ranks, 1, ranks_per_node=ranks_per_node)
+    others = tuple(rank for rank in range(ranks) if rank % ranks_per_node)
+    return (
+        replace(program, stands_for=range(0, ranks, ranks_per_node)),
+        replace(_recorded(call_of(second), second), stands_for=_range_or(others)),
+    )
+
+
+def _recorded(call: Callable[[], object], group: Group) -> Program:
+    before = outstanding()
+
+    def step() -> None:
+        with region("exchange"):
+            call()
+
+    try:
+        return record_step(step).program(group.rank, group.size)
+    finally:
+        forget_described(before)
+
+
+def _range_or(ranks: Sequence[int]) -> Sequence[int]:
+    spaced = range(ranks[0], ranks[-1] + 1)
+    return spaced if len(spaced) == len(ranks) else ranks
