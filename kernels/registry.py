@@ -93,6 +93,7 @@ KERNELS: Mapping[str, Kernel] = {
             {
                 "reference": layout_reference,
                 "torch": layout,
+                "triton": layout,
                 "hetu": hetu_layout,
                 "tutel": tutel_layout,
                 "deepspeed": einsum_layout,
@@ -106,6 +107,7 @@ KERNELS: Mapping[str, Kernel] = {
             {
                 "reference": layout_inverse_reference,
                 "torch": layout_inverse,
+                "triton": layout_inverse,
                 "hetu": hetu_layout_inverse,
                 "tutel": tutel_layout_inverse,
                 "deepspeed": einsum_layout_inverse,
