@@ -33,6 +33,7 @@ from moebench.workloads.gates.registry import get_gate
 from moebench.workloads.layer import GateSpec
 
 RANKS = 4
+RANKS_PER_NODE = 2
 REMEMBERED = ("passed", "wrong", "unsupported")  # `failed` may be the machine's fault
 
 
@@ -132,7 +133,8 @@ def _run(
         return Status("unsupported", reason)
     wanted = instances(system, gate, dtype, conventions, world, activation)
     try:
-        seen = ranks.run_ranks("moebench.check_instance:run_rank", world, (system.name, wanted))
+        target, node = "moebench.check_instance:run_rank", node_size(world)
+        seen = ranks.run_ranks(target, world, (system.name, wanted), ranks_per_node=node)
     except ranks.RanksError as error:
         return Status("failed", f"on {world} ranks: {error}")
     for place, one in enumerate(wanted):
@@ -141,6 +143,11 @@ def _run(
             what = f"{one.workload.dtype} on {world} ranks{'' if one.training else ', evaluation'}"
             return Status("wrong", f"{what}{', random rule' if one.is_probe else ''}: {found}")
     return Status("passed")
+
+
+def node_size(ranks: int) -> int:
+    """Ranks on each node of a check: two nodes and more, so that exchanges between nodes are tried."""
+    return RANKS_PER_NODE if ranks % RANKS_PER_NODE == 0 else ranks
 
 
 def cache_folder() -> Path:

@@ -20,7 +20,7 @@ class Kind:
         names: `(experiment) -> {filter: names that it knows}`.
         check_key: `(case) -> key`: cases of one key are right or wrong together.
         check: `(cases) -> Status of each`, in their order; one case of each key.
-        programs: `(case, ranks) -> Programs`; raises Unsupported or Skipped.
+        programs: `(case, topology) -> Programs`, for every topology of that size; raises Unsupported or Skipped.
         step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.
         derived: `(case, topology, rows) -> rows` that follow from the rows of an engine.
         obtain: `(claim, experiment, Evidence) -> Obtained`; raises CantAnswer.

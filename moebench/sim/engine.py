@@ -1,7 +1,7 @@
 """The `sim` engine: trace each distinct program once, replay it on every described machine that the cases name.
 
 One trace serves all hardware, all NICs and all draws of the uncertain parameters, so cases are grouped by what the
-trace depends on: system, workload, ranks and conventions.
+trace depends on: system, workload, size of the cluster and conventions.
 """
 
 import hashlib
@@ -29,12 +29,13 @@ POOL_THRESHOLD = 8  # fewer distinct traces than this are not worth starting pro
 _LONGEST_REASON = 300
 
 
-def trace_key(case: Case, ranks: int) -> str:
+def trace_key(case: Case, topology: Topology) -> str:
     """16 hex digits over everything that the recorded program depends on; hardware is not among it."""
     parts = {
         "system": case.system,
         "workload": asdict(case.workload),
-        "ranks": ranks,
+        "nodes": topology.nodes,
+        "gpus_per_node": topology.gpus_per_node,
         "conventions": case.conventions,
         "implementation": case.implementation,
     }
@@ -120,16 +121,16 @@ def _one_thread() -> None:
 def _grouped(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> list[_Group]:
     found: dict[str, list[Case]] = {}
     for case in cases:
-        found.setdefault(trace_key(case, topologies[case.topology].ranks), []).append(case)
+        found.setdefault(trace_key(case, topologies[case.topology]), []).append(case)
     return [_Group(key, tuple(group), tuple(topologies[c.topology] for c in group)) for key, group in found.items()]
 
 
 def _run_group(group: _Group, samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
     from moebench.trace.errors import Skipped, Unsupported
 
-    first, ranks = group.cases[0], group.topologies[0].ranks
+    first = group.cases[0]
     try:
-        programs = kinds.of(first.workload.kind, "programs")(first, ranks)
+        programs = kinds.of(first.workload.kind, "programs")(first, group.topologies[0])
     except Skipped as error:
         return _without_number(group, "skipped", str(error))
     except Unsupported as error:

@@ -70,7 +70,7 @@ def load_programs(traces: Path, case: Case, topology: Topology) -> tuple[Program
     from moebench.sim.engine import trace_key
     from moebench.trace.serialise import programs_from_json
 
-    path = traces / f"{trace_key(case, topology.ranks)}.json.gz"
+    path = traces / f"{trace_key(case, topology)}.json.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode()
     except FileNotFoundError:

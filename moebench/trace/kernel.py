@@ -23,10 +23,12 @@ from moebench.trace.errors import Skipped, TraceError, Unsupported
 from moebench.trace.recorder import Recorder
 from moebench.workloads.kernel import REFERENCE, KernelWorkload
 from moebench.workloads.kernel_calls import TORCH, call_of
+from moebench.workloads.machine import Topology
 
 # The part of a layer's step that an operator belongs to.
 REGIONS = {
     "topk_gate": "gate",
+    "topk": "gate",
     "assign_slots": "dispatch",
     "layout": "dispatch",
     "layout_inverse": "combine",
@@ -41,7 +43,7 @@ REGIONS = {
 DECLARED = "the time of a fused kernel here is the bytes and FLOPs that it declares at an assumed efficiency"
 
 
-def programs_of(case: Case, ranks: int) -> tuple[Program, ...]:
+def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
     """The one program of a case.
 
     Raises:
@@ -49,7 +51,7 @@ def programs_of(case: Case, ranks: int) -> tuple[Program, ...]:
         Skipped: the reference, which is no program to price.
     """
     workload = kernel_of(case)
-    problem = workload.problem(ranks)
+    problem = workload.problem(topology.ranks)
     if problem:
         raise Unsupported(problem)
     if case.implementation == REFERENCE:

@@ -26,6 +26,7 @@ from moebench.trace.recorder import record_step
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import LayerWorkload
+from moebench.workloads.machine import Topology
 
 __all__ = ["MOST_DISTINCT_PROGRAMS", "Unsupported", "programs_of", "trace_layer"]
 
@@ -34,14 +35,15 @@ LEADS = "leads"  # beside what a program reads: whether a rank leads its node, i
 _LEARNING_RATE = 0.01
 
 
-def programs_of(case: Case, ranks: int) -> tuple[Program, ...]:
-    """The programs of a case on `ranks` ranks.
+def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
+    """The programs of a case on all ranks of a topology.
 
     Raises:
         Unsupported: as `trace_layer`.
     """
     system, layer = get(case.system), layer_of(case)
-    return trace_layer(system, layer, ranks, conventions_of(system, layer.gate, case.conventions))
+    conventions = conventions_of(system, layer.gate, case.conventions)
+    return trace_layer(system, layer, topology.ranks, conventions, topology.gpus_per_node)
 
 
 def trace_layer(

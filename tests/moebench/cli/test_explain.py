@@ -32,7 +32,7 @@ def run_folder(tmp_path_factory):
             builder.product(8192, 2048, 8192, region="dispatch")
         builder.wait(builder.start(all_to_all(range(8), 10**6)))
         builder.product(2048, 2048, 2048)
-        path = job.folder.traces / f"{trace_key(case, 8)}.json.gz"
+        path = job.folder.traces / f"{trace_key(case, job.topologies[case.topology])}.json.gz"
         path.write_bytes(gzip.compress(programs_to_json([builder.program()]).encode()))
     return job.folder.path
 

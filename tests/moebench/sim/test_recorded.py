@@ -60,7 +60,7 @@ def test_programs_come_back_as_they_were_stored(tmp_path):
     builder = ProgramBuilder(0, 8)
     builder.product(4, 4, 4)
     where = topology(1, 8)
-    path = tmp_path / f"{trace_key(CASES[0], where.ranks)}.json.gz"
+    path = tmp_path / f"{trace_key(CASES[0], where)}.json.gz"
     path.write_bytes(gzip.compress(programs_to_json([builder.program()]).encode()))
     assert load_programs(tmp_path, CASES[0], where) == (builder.program(),)
     path.write_bytes(b"torn")
