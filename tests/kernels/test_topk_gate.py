@@ -1,5 +1,7 @@
 """Top-k gating against its definition, its ties, its gradient, its cost."""
 
+import shutil
+
 import pytest
 import torch
 from hypothesis import given
@@ -74,9 +76,14 @@ def test_renormalised_weights_add_up_to_one():
     torch.testing.assert_close(grad, torch.zeros_like(grad))
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
-def test_under_a_graph_compiler(renormalise):
-    """`aot_eager` traces it forward and backward, without a break, to the same values."""
+COMPILED = (pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"))
+
+
+@pytest.mark.parametrize(
+    ("renormalise", "backend"), [(False, "aot_eager"), (True, "aot_eager"), pytest.param(True, "inductor", marks=COMPILED)]
+)
+def test_under_a_graph_compiler(renormalise, backend):
+    """Traced forward and backward, without a break, to the same values."""
     logits = random(6, 5)
 
     def program(x):
@@ -84,7 +91,7 @@ def test_under_a_graph_compiler(renormalise):
         return (probs**2).sum() + (weights**3).sum()
 
     expected = torch.autograd.grad(program(logits), logits)[0]
-    got = torch.autograd.grad(torch.compile(program, backend="aot_eager", fullgraph=True)(logits), logits)[0]
+    got = torch.autograd.grad(torch.compile(program, backend=backend, fullgraph=True)(logits), logits)[0]
     torch.testing.assert_close(got, expected)
 
 
