@@ -10,8 +10,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from moebench.kernels.collectives.exchanges import exchange as exchange_rows
 from moebench.kernels.collectives.group import Group
-from moebench.kernels.collectives.start_wait import all_to_all
 from moebench.kernels.expert_ffn import expert_ffn
 from moebench.kernels.region import region
 from moebench.systems.interface import LayerWeights, MoELayer
@@ -168,11 +168,17 @@ def checked(workload: LayerWorkload, group: Group, reason: str | None) -> None:
         raise InputError(reason)
 
 
-def exchange(x_ECD: Tensor, group: Group) -> Tensor:
-    """Even all-to-all of expert buffers: to [R, L, C, D] by source rank, and back to [E, C, D]; alone, x itself."""
+def exchange(x_ECD: Tensor, group: Group, by: str = "flat") -> Tensor:
+    """Even all-to-all of expert buffers: to [R, L, C, D] by source rank, and back to [E, C, D]; alone, x itself.
+
+    Args:
+        by: one of `moebench.kernels.collectives.exchanges.EXCHANGES`.
+
+    Raises:
+        ValueError: another name, or a hierarchical exchange on nodes that are unknown or unequal.
+    """
     with region("exchange"):
-        x_ECD = x_ECD.contiguous()
-        return x_ECD if group.size == 1 else all_to_all(x_ECD, group)
+        return exchange_rows(x_ECD.contiguous(), group, by)
 
 
 def mean_over_tokens(x_TE: Tensor) -> Tensor:
