@@ -101,7 +101,7 @@ def expert_ffn_grouped_device(
     w2_LFD: Tensor,
     w3_LDF: Tensor | None = None,
     activation: str = "relu",
-    weights_N: Tensor | None = None,
+    row_weights_N: Tensor | None = None,
 ) -> Tensor:
     """L experts over ragged rows sorted by expert, whose counts only the device knows: no host synchronisation.
 
@@ -110,7 +110,7 @@ def expert_ffn_grouped_device(
 
     Args:
         ends_L: int32 or int64, cumulative, see `moebench.kernels.grouped_gemm`.
-        weights_N: multiplies every row's result; None stands for 1.
+        row_weights_N: multiplies every row's result; None stands for 1.
 
     Returns:
         y_ND; rows past the last end are zero, whatever x and the rows' weights hold there.
@@ -122,7 +122,7 @@ def expert_ffn_grouped_device(
     _check_weights(x_ND, w1_LDF, w2_LFD, w3_LDF, activation, experts=w1_LDF.shape[0])
     h_NF = grouped_gemm(x_ND, ends_L, w1_LDF)
     h3_NF = None if w3_LDF is None else grouped_gemm(x_ND, ends_L, w3_LDF)
-    return grouped_gemm(activate(h_NF, activation, h3_NF, weights_N), ends_L, w2_LFD)
+    return grouped_gemm(activate(h_NF, activation, h3_NF, row_weights_N), ends_L, w2_LFD)
 
 
 def expert_ffn_reference(

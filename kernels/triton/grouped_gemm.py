@@ -161,8 +161,9 @@ def tiling(
 
 
 def fp32_precision() -> str:
-    """How fp32 products are taken: what torch's own products do."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    """How fp32 products are taken: what torch's own products do on NVIDIA's GPUs; few of AMD's have TF32."""
+    is_tf32 = torch.version.hip is None and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if is_tf32 else "ieee"
 
 
 def grouped_gemm(x_ND: Tensor, ends_L: Tensor, w_LDF: Tensor) -> Tensor:

@@ -139,6 +139,19 @@ def test_many_tiles_of_rows():
     assert_close("y", got, grouped_gemm_reference(x.double(), ends, w.double()))
 
 
+def test_rows_too_long_for_offsets_of_31_bits(monkeypatch):
+    """Rows far from each other are copied; rows that are longer themselves run torch."""
+    ends, x, w = ends_of((2, 3)), leaf(6, 40).detach()[:, :20], leaf(2, 20, 30).detach()
+    for longest in (30, 10):
+        monkeypatch.setattr(launchers, "_LONGEST_ROW", longest)
+        assert not launchers._is_readable(x)
+        assert launchers._needs_torch(x, 30) == (longest == 10)
+        with use_implementation("triton"):
+            assert_close("y", grouped_gemm(x, ends, w), grouped_gemm_reference(x.double(), ends, w.double()))
+            got = grouped_gemm_dw(x, ends, x)
+        assert_close("dw", got, grouped_gemm_dw_reference(x.double(), ends, x.double()))
+
+
 def test_fp64_runs_torch():
     """Triton's products have no fp64 here: the launchers hand it on."""
     ends = ends_of((3, 2))
