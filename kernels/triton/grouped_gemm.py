@@ -5,6 +5,7 @@ ceil(N / BLOCK_M) + L tiles of rows, and the programs left over return at once. 
 rows that share columns of one matrix while it is in the L2 cache. Sums are taken in fp32 in a fixed order.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -277,7 +278,7 @@ def _dw_variant(
 
 def _variant(
     name: str, kernel, pointers: tuple[str, ...], sizes: tuple[str, ...], dtype: torch.dtype, precision: str,
-    shape: tuple[int, int, int], constants: dict[str, object], is_aligned: bool,
+    shape: tuple[int, int, int], constants: Mapping[str, object], is_aligned: bool,
 ) -> Variant:  # fmt: skip
     """`shape` as `tiling` takes it: rows, columns, groups."""
     element = "*fp32" if dtype == torch.float32 else "*bf16"
@@ -286,7 +287,7 @@ def _variant(
         name,
         kernel,
         signature={**dict.fromkeys(pointers, element), "ends": "*i64", **dict.fromkeys(sizes, "i32")},
-        constants=_constants(tile, precision) | constants,
+        constants={**_constants(tile, precision), **constants},
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         # Counts of rows and experts are any number.
