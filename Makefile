@@ -2,6 +2,8 @@
 # make test    set up with the test extra, lint, test
 # make lint    ruff, and mypy on the tree as it is imported
 # make clock-check  calibrate this CPU, then compare predicted and measured step times (4 minutes; keep the machine idle)
+# make gpu-check  on a GPU: kernels against float64, then their speed, into results/measured/<gpu>/ (6 minutes at most;
+#              needs torch and Triton and no installation; without .venv it takes PYTHON)
 # make bench   the speed of the trace, the replay and the command line (pytest-benchmark; keep the machine idle)
 # make clean   remove what the above built (the virtual environment too; runs/ stays)
 #
@@ -17,7 +19,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if
 SOURCES := build/src/moebench
 
 .DEFAULT_GOAL := help
-.PHONY: help hetu test lint clock-check bench clean
+.PHONY: help hetu test lint sources clock-check gpu-check bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -30,16 +32,21 @@ test: lint
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/interpreter
 
 # mypy does not follow setuptools' package-dir from the root, so it gets the packages under the names they are imported by.
-lint: $(VENV)/.installed-test
+lint: $(VENV)/.installed-test sources
 	$(BIN)/ruff check .
+	cd build/src && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+
+sources:
 	rm -rf build/src
 	mkdir -p $(SOURCES)
 	ln -s $(CURDIR)/moebench/* $(SOURCES)/
 	ln -s $(CURDIR)/kernels $(CURDIR)/systems $(CURDIR)/workloads $(CURDIR)/results/reported $(SOURCES)/
-	cd build/src && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
 clock-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.clock_check --calibrate
+
+gpu-check: sources
+	PYTHONPATH=build/src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check
 
 bench: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q benchmarks/bench_*.py --benchmark-enable --benchmark-columns=min,median,max,rounds

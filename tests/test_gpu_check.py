@@ -1,0 +1,155 @@
+"""What of `make gpu-check` is no GPU's business: refusing without one, the budget, rows, floors, environment."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+from benchmarks.gpu_cases import CASES, case_of
+from benchmarks.gpu_check import LAST_START_S, Fact, Found, Section, folder_name, run_sections, summary
+from benchmarks.gpu_checks import Check
+from benchmarks.gpu_clock import Times
+from benchmarks.gpu_timing import OTHERS, TIMED, Floors, Rate, Row, Timed, floors_of, timed_rows
+from benchmarks.rows_csv import read_rows
+
+ROOT = Path(__file__).parent.parent
+BLOCKED = ("pydantic", "pydantic_core", "ortools", "ruptures", "hypothesis", "pandas", "scipy", "seaborn", "pynvml")
+
+
+def test_without_a_gpu_it_says_so_and_exits_2():
+    """One sentence, with none of the packages that a GPU machine may lack, and without an installed moebench."""
+    code = f"""
+import sys
+for name in {BLOCKED!r}:
+    sys.modules[name] = None
+sys.argv = ["gpu_check"]
+from benchmarks.gpu_check import main
+sys.exit(main())
+"""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().splitlines() == [
+        f"gpu-check needs a GPU, and torch {torch.__version__} finds none on this machine."
+    ]
+
+
+def test_make_gpu_check_needs_no_virtual_environment(tmp_path):
+    """The command that it runs maps the packages by links."""
+    done = subprocess.run(["make", "-n", "gpu-check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "-m benchmarks.gpu_check" in done.stdout
+    assert "pip" not in done.stdout
+
+
+class _Time:
+    """A clock that sections move."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_no_section_starts_after_the_budget(tmp_path):
+    """What is left out is named; what was found is there."""
+    clock, ran = _Time(), []
+
+    def work(name, seconds):
+        def run(found):
+            ran.append(name)
+            clock.now += seconds
+
+        return Section(name, run)
+
+    found = Found(tmp_path)
+    todo = [work("one", LAST_START_S), work("two", 1), work("three", 1), work("four", 1)]
+    run_sections(todo, found, lambda line: None, clock)
+    assert ran == ["one", "two"]
+    assert found.left_out == ["three", "four"]
+    assert "left out for want of time: three, four" in summary(found)
+
+
+def test_floors_are_the_slower_of_memory_and_products():
+    """From the best copy above the caches and the best product of a dtype."""
+    rates = [
+        Rate("copy", "int8", 1 << 20, 1 << 21, 0, 1.0, 1.0, 9000.0, 0.0),
+        Rate("copy", "int8", 1 << 26, 1 << 27, 0, 1.0, 1.0, 4000.0, 0.0),
+        Rate("copy", "int8", 1 << 30, 1 << 31, 0, 1.0, 1.0, 4200.0, 0.0),
+        Rate("product", "bfloat16", 4096, 0, 0, 1.0, 1.0, 0.0, 700.0),
+        Rate("product", "bfloat16", 8192, 0, 0, 1.0, 1.0, 0.0, 800.0),
+    ]
+    floors = floors_of(rates)
+    assert floors == Floors(4.2e12, {"bfloat16": 8e14})
+    assert floors.time_us(4_200_000_000, 0, "bfloat16") == pytest.approx(1000)
+    assert floors.time_us(1, 8 * 10**14, "bfloat16") == pytest.approx(1e6)
+    assert floors.time_us(4_200_000, 10**15, "float32") == pytest.approx(1.0)
+
+
+def test_timed_cases_exist_and_fit_a_gpu():
+    """Each names a case and a dtype of it; arguments and results stay below 16 GiB."""
+    for timed in TIMED:
+        case = case_of(timed.case)
+        assert timed.dtype in case.dtypes
+        shape = timed.shape
+        rows = max(shape.tokens * shape.top_k, shape.experts)
+        widest = max(shape.d_model, shape.d_ffn if "gemm" in case.operator or "activation" in case.operator else 0)
+        assert rows * widest * 4 * 4 + shape.experts * shape.d_model * shape.d_ffn * 4 < 16 * 2**30, timed
+    assert OTHERS.keys() <= {case.operator for case in CASES}
+
+
+class _Clock:
+    """Pretends; runs nothing, since Triton is asked for on a CPU."""
+
+    def time(self, call, can_capture=True):
+        return Times((4.0, 2.0, 3.0), (1.0,) * 3, "events")
+
+
+def test_rows_hold_rates_and_the_ratio_to_the_floor(tmp_path):
+    """Bytes and FLOPs as declared; quartiles; written and read back."""
+    from benchmarks.gpu_cases import Shape
+
+    timed = Timed("topk_gate", Shape(1000, 16, 2), torch.float32, "a target")
+    ours, torchs, others = timed_rows(timed, _Clock(), Floors(1e9, {}), torch.device("cpu"))
+    assert [row.implementation for row in (ours, torchs, others)] == ["triton", "torch", "torch.topk + softmax"]
+    assert ours.bytes == 1000 * (16 * 4 + 16 * 4 + 2 * 12)
+    assert (ours.cold_q1_us, ours.cold_us, ours.cold_q3_us, ours.hot_us) == (2.5, 3.0, 3.5, 1.0)
+    assert ours.floor_us == ours.bytes / 1e3
+    assert ours.ratio_to_floor == pytest.approx(3.0 / ours.floor_us)
+    assert ours.gbytes_per_s == pytest.approx(ours.bytes / 3.0 / 1e3)
+    found = Found(tmp_path / "nvidia-h200", rows=[ours, torchs], facts=[Fact("gpu", "NVIDIA H200")])
+    found.checks.append(Check("permute", "T=1", "float32", "right", 1e-7))
+    found.write()
+    assert [row.case for row in read_rows(Row, tmp_path / "nvidia-h200" / "kernels.csv")] == ["topk_gate"] * 2
+    assert read_rows(Check, tmp_path / "nvidia-h200" / "checks.csv") == found.checks
+    assert "1 checks, 0 failed" in summary(found)
+
+
+def test_equal_groups_are_compared_with_a_batched_product():
+    """It computes the same; groups of other sizes have no such rival."""
+    from benchmarks.gpu_cases import Inputs, Shape
+
+    for operator in ("grouped_gemm", "grouped_gemm_dw"):
+        (other,) = OTHERS[operator].values()
+        args = case_of(operator).build(Inputs(Shape(24, 4, 2, 8, 12, "equal"), torch.float32))
+        (ours,) = case_of(operator).call(*args)
+        torch.testing.assert_close(other(args, 0)().reshape(ours.shape), ours)
+        assert other(case_of(operator).build(Inputs(Shape(24, 4, 2, 8, 12), torch.float32)), 0) is None
+
+
+def test_folders_are_named_after_the_gpu():
+    """Lower case, no blanks."""
+    assert folder_name("NVIDIA H200") == "nvidia-h200"
+    assert folder_name("NVIDIA A100-SXM4-80GB (MIG)") == "nvidia-a100-sxm4-80gb-mig"
+
+
+def test_a_machine_without_triton_is_told(monkeypatch):
+    """Where torch has a GPU and Triton is missing, everything would be torch against itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_check, "find_spec", lambda name: None)
+    assert "needs Triton" in gpu_check.problem()
