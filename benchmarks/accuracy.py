@@ -253,7 +253,8 @@ _READING = """
 - **NICs**: shared by the ranks of a node. Unsynchronised senders leave holes on the wire; how many is measured for each
   cluster (`fabric.share`), not derived.
 - **Switch buffers**: the cases here lose hardly a packet. Incast into a shallow buffer (many ranks, large messages)
-  makes TCP wait for its retransmission timer; the model has no such wait and is too optimistic there.
+  makes TCP wait for its retransmission timer; the model has no such wait and is too optimistic there. Metric
+  `port_pressure` says where: above 1, a port can't hold the two segments that every sender keeps in flight.
 - **CPU-bound cases** (cores busy for more than 60 % of the time and the wire for less than 80 %) say more about the
   scheduler of the operating system than about a network. They are listed, and judged by nobody.
 """

@@ -9,6 +9,7 @@ import numpy as np
 from moebench.case import Case
 from moebench.program import Program
 from moebench.results.rows import Row, row_of
+from moebench.sim.incast import port_pressure
 from moebench.sim.replay import Replay
 from moebench.workloads.machine import Topology
 
@@ -53,6 +54,9 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
     for tier, use in replay.link_use.items():
         add("link_bytes", "B", use.rank_bytes, tier=tier)
         add("messages", "1", use.rank_messages, tier=tier)
+    pressure = port_pressure(programs, topology)
+    if pressure is not None:
+        add("port_pressure", "1", pressure)
     _add_counts(add, programs[replay.reference])
     return rows
 
