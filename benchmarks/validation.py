@@ -10,7 +10,7 @@ of an hour, as root or where user namespaces are allowed; keep the machine idle 
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +32,11 @@ from moebench.calibrate_ranks import (
     write_machine,
 )
 from moebench.case import Case
-from moebench.cluster.exchanges import BESIDE, FLAT, PRODUCTS, TWO_PHASE, described_groups, exchange_of
+from moebench.cluster.exchanges import BESIDE, FLAT, PRODUCTS, TWO_PHASE, exchange_of
 from moebench.cluster.link_fit import Place, Timed
 from moebench.cluster.probes import Exchange
 from moebench.cluster.rows import is_cpu_bound
-from moebench.kernels.region import region
+from moebench.kernels.collectives.group import Group
 from moebench.local.fit import Fit, Range
 from moebench.local.machine import cpu_slug
 from moebench.local.stats import summarise
@@ -45,7 +45,7 @@ from moebench.program import Program
 from moebench.results.rows import CPU_BOUND, Row
 from moebench.sim.replay import Replay, replay
 from moebench.sim.uncertainty import draw
-from moebench.trace.recorder import record_step
+from moebench.trace.alone import trace_call
 from moebench.workloads.load import load_suite, load_topology
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -187,8 +187,8 @@ def _exchanges(cluster: Cluster, suite: Suite) -> Iterator[Result]:
 
 def _exchange(cluster: Cluster, suite: Suite, timed: Timed) -> Result:
     exchange, place = timed.exchange, cluster.place
-    program = _program(exchange, cluster.topology)
-    priced = replay([program], cluster.topology, draw(cluster.topology.parameters(), suite.samples, suite.seed))
+    programs = _programs(exchange, cluster.topology)
+    priced = replay(programs, cluster.topology, draw(cluster.topology.parameters(), suite.samples, suite.seed))
     low_s, high_s = np.percentile(priced.step_time_s[1:], INTERVAL)
     measured = summarise([timed.span_s])
     cpu_share = float(np.median([cpu / (span * place.cores) for cpu, span in zip(timed.cpu_s, timed.span_s)]))
@@ -219,17 +219,13 @@ def _predicted_wire(priced: Replay, topology: Topology) -> float:
     return use.total_bytes / links["nic.payload_share"].value + use.total_messages * links["nic.message_bytes"].value
 
 
-def _program(exchange: Exchange, topology: Topology) -> Program:
-    """What one rank, like every other, does in one call."""
-    groups = described_groups(topology, 0)
-    call = exchange_of(exchange.kind, groups, exchange.bytes_per_peer, torch.device("meta"), exchange.products)
+def _programs(exchange: Exchange, topology: Topology) -> tuple[Program, ...]:
+    """What the ranks do in one call."""
 
-    def step() -> None:
-        with region("exchange"):
-            call()
+    def call_of(world: Group) -> Callable[[], object]:
+        return exchange_of(exchange.kind, world, exchange.bytes_per_peer, torch.device("meta"), exchange.products)
 
-    program = record_step(step).program(0, topology.ranks)
-    return Program(program.ops, 0, topology.ranks, range(topology.ranks), program.persistent_bytes, program.peak_bytes)
+    return trace_call(call_of, topology.ranks, topology.gpus_per_node)
 
 
 def main() -> None:

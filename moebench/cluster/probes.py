@@ -8,14 +8,14 @@ several back to back, from the first rank's going in to the last one's coming ou
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from moebench.cluster.exchanges import exchange_of, real_groups
+from moebench.cluster.exchanges import exchange_of
 from moebench.cluster.host import keep_freed_memory
 from moebench.kernels.collectives.group import Group, process_group
 from moebench.kernels.cost import Product
@@ -105,9 +105,9 @@ def work(group: Group, request: WorkRequest) -> list[Message]:
 def exchanges(group: Group, request: ExchangeRequest) -> list[Seen]:
     """Time every exchange of the request together with the other ranks."""
     keep_freed_memory()
-    groups = real_groups(group, request.ranks_per_node)
+    world = replace(group, ranks_per_node=request.ranks_per_node)
     device = torch.device("cpu")
-    calls = [exchange_of(e.kind, groups, e.bytes_per_peer, device, e.products) for e in request.exchanges]
+    calls = [exchange_of(e.kind, world, e.bytes_per_peer, device, e.products) for e in request.exchanges]
     counts = [_calls_of(call, group, request.sample_s) for call in calls]
     order = random.Random(len(calls))
     places = list(range(len(calls)))
