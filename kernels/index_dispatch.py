@@ -64,7 +64,7 @@ def _expert_order(
     positions_TK = torch.where(kept_TK, positions_TK, -1)
     places = sorted_rows(experts_TK, positions_TK, count(experts_TK, num_experts)).view(-1)
     places = places.masked_fill(places < 0, num_routes)  # the dropped ones share a place that is cut off
-    slots_of_routes = (experts_TK * capacity + positions_TK).view(-1)
+    slots_of_routes = (experts_TK * capacity + positions_TK).reshape(-1)
     routes = places.new_full((num_routes + 1,), num_routes)
     routes.scatter_(0, places, torch.arange(num_routes, device=places.device))
     slots = places.new_full((num_routes + 1,), num_experts * capacity).scatter_(0, places, slots_of_routes)

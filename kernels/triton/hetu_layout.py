@@ -36,11 +36,12 @@ def scatter_kernel(
     while token < num_tokens:
         row = _row(experts, positions, token * K + choice, num_experts, capacity)
         if row >= 0:
+            if weights is not None:
+                scale = tl.load(weights + token * K + choice)
             for start in range(0, D, BD):
                 columns = start + tl.arange(0, BD)
                 block = tl.load(x + token * D + columns, mask=columns < D)
                 if weights is not None:
-                    scale = tl.load(weights + token * K + choice)
                     block = (block * scale).to(out.dtype.element_ty)
                 place = out + row * D + columns
                 if ADD:
@@ -60,13 +61,14 @@ def gather_kernel(
     while token < num_tokens:
         row = _row(experts, positions, token * K + choice, num_experts, capacity)
         if (row >= 0) | (not ADD):
+            if weights is not None:
+                scale = tl.load(weights + token * K + choice, mask=row >= 0, other=0).to(WIDE)
             for start in range(0, D, BD):
                 columns = start + tl.arange(0, BD)
                 has_row = (columns < D) & (row >= 0)
                 block = tl.load(y + row * D + columns, mask=has_row, other=0).to(WIDE)
                 if weights is not None:
-                    scale = tl.load(weights + token * K + choice, mask=row >= 0, other=0)
-                    block = block * scale.to(WIDE)
+                    block = block * scale
                 place = out + token * D + columns
                 if ADD:
                     block += tl.load(place, mask=columns < D).to(WIDE)

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.kernels.assign_slots import assign_slots
+from moebench.kernels.cost import declared_cost
 from moebench.kernels.implementation import use_implementation
 from moebench.kernels.permute import permute, permute_reference, slot_rows, sorted_rows, unpermute, unpermute_reference
 from moebench.kernels.triton import permute as launchers
+from tests.interpreter.counter import count
 from tests.interpreter.support import assert_close, assert_matches_float64
 from tests.kernels.support import expert_ids, row_maps
 
@@ -251,6 +253,36 @@ def test_pass_opcheck_and_compile():
         grads = torch.autograd.grad(compiled(x, weights).sum(), (x, weights))
         eager = torch.autograd.grad(unpermute(permute(x, rows, 6), rows, weights).sum(), (x, weights))
     assert all(torch.equal(*pair) for pair in zip(grads, eager, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("top_k", "width"), [(1, 130), (2, 70), (8, 3), (2, 2100)])
+def test_bytes_are_those_declared(dtype, top_k, width):
+    """Every lane of every launch, and torch's fill of the flags, where every route has a row and some rows none."""
+    tokens = 12
+    rows = _distinct_rows(tokens, top_k, num_rows := tokens * top_k + 9)
+    x, y = torch.randn(tokens, width).to(dtype), torch.randn(num_rows, width).to(dtype)
+    weights = torch.rand(*rows.shape)
+    for name, launch, arguments, launches in (
+        ("permute", launchers.permute, (x, rows, num_rows), 2),
+        ("permute", launchers.permute, (x, rows, num_rows, False), 1),
+        ("unpermute", launchers.unpermute, (y, rows, weights), 1),
+        ("unpermute", launchers.unpermute, (y, rows, None), 1),
+        ("unpermute_backward", launchers.unpermute_backward, (x, y, rows, weights), 2),
+    ):
+        traffic = count(launch, *arguments)
+        cost = declared_cost(f"moebench::{name}")(launch(*arguments), *arguments)
+        assert (traffic.loaded, traffic.stored) == (cost.bytes_read, cost.bytes_written), name
+        assert traffic.launches == launches
+
+
+def test_dropped_routes_move_no_bytes():
+    """Half of the tokens without a route: they are not read, and nothing is written for them."""
+    rows = torch.arange(20).view(10, 2).masked_fill_((torch.arange(10) % 2 == 0)[:, None], -1)
+    x, y = torch.randn(10, 16), torch.randn(20, 16)
+    assert count(launchers.permute, x, rows, 20).loaded == 5 * 64 + 8 * 20 + 20
+    assert count(launchers.permute, x, rows, 20, False).stored == 10 * 64
+    assert count(launchers.unpermute, y, rows, torch.rand(10, 2)).loaded == 10 * 64 + 8 * 20 + 4 * 10
 
 
 @triton.jit
