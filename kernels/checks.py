@@ -60,7 +60,7 @@ def check_ids(name: str, ids: Tensor, below: int) -> None:
     place = int(is_wrong.to(torch.uint8).argmax())
     if not bool(is_wrong[place]):
         return
-    indices = []
+    indices: list[int] = []
     for size in reversed(ids.shape):
         place, index = divmod(place, size)
         indices.insert(0, index)

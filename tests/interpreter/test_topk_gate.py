@@ -9,6 +9,7 @@ from moebench.kernels.cost import declared_cost
 from moebench.kernels.implementation import use_implementation
 from moebench.kernels.topk_gate import _torch_topk_gate, topk_gate, topk_gate_reference
 from moebench.kernels.triton import topk_gate as launchers
+from tests.interpreter.addresses import inside_of_tensors
 from tests.interpreter.counter import count
 from tests.interpreter.support import TOLERANCES, assert_close, assert_matches_float64
 
@@ -33,7 +34,8 @@ def test_values_and_gradients_against_float64(shape, dtype, renormalise):
     """Outputs and gradient for every dtype; the choices are those of the probabilities as returned, ties included."""
     tokens, experts, top_k = shape
     logits = torch.randn(tokens, experts, dtype=dtype)
-    probs, weights, ids = launchers.topk_gate(logits, top_k, renormalise)
+    with inside_of_tensors():
+        probs, weights, ids = launchers.topk_gate(logits, top_k, renormalise)
     assert torch.equal(ids, chosen(probs, top_k))
     wide = logits.double().requires_grad_()
     expected_probs = torch.softmax(wide, 1)
@@ -45,7 +47,8 @@ def test_values_and_gradients_against_float64(shape, dtype, renormalise):
     assert_close("probs", probs, expected_probs)
     assert_close("weights", weights, expected_weights)
     grads = [torch.randn(out.shape, dtype=dtype) for out in (probs, weights)]
-    got = launchers.topk_gate_backward(*grads, probs, ids, renormalise)
+    with inside_of_tensors():
+        got = launchers.topk_gate_backward(*grads, probs, ids, renormalise)
     expected = torch.autograd.grad((expected_probs, expected_weights), wide, [grad.double() for grad in grads])[0]
     # The saved probabilities are rounded, and a weight over its sum amplifies that by 1 / sum: some more roundings.
     assert_close("gradient", got, expected, (4 if renormalise else 2) * TOLERANCES[dtype])
