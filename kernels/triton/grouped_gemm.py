@@ -6,7 +6,8 @@ rows that share columns of one matrix while it is in the L2 cache. Sums are take
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -161,6 +162,12 @@ def tiling(
     return Tiling(128, 256 if is_wide else 128, depth, 8, 3)
 
 
+def dw_tiling(*args: Any) -> Tiling:
+    """The tile of a weight gradient, in short steps where it is large: new masks at each step take registers too."""
+    tile = tiling(*args)
+    return replace(tile, k=32, num_stages=4) if tile.n == 256 else tile
+
+
 def fp32_precision() -> str:
     """How fp32 products are taken: what torch's own products do on NVIDIA's GPUs; few of AMD's have TF32."""
     is_tf32 = torch.version.hip is None and torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -199,7 +206,7 @@ def grouped_gemm_dw(x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor) -> Tensor:
         return dw_LDF
     x_ND, dy_NF = _readable(x_ND), _readable(dy_NF)
     precision = fp32_precision()
-    tile = tiling(x_ND.dtype, precision, d_in, d_out, experts, _is_aligned(x_ND, dy_NF))
+    tile = dw_tiling(x_ND.dtype, precision, d_in, d_out, experts, _is_aligned(x_ND, dy_NF))
     grid = (experts * triton.cdiv(d_in, tile.m) * triton.cdiv(d_out, tile.n),)
     _grouped_gemm_dw_kernel[grid](
         x_ND, ends_L.contiguous(), dy_NF, dw_LDF, num_rows, d_in, d_out, x_ND.stride(0), dy_NF.stride(0),
@@ -282,7 +289,7 @@ def _variant(
 ) -> Variant:  # fmt: skip
     """`shape` as `tiling` takes it: rows, columns, groups."""
     element = "*fp32" if dtype == torch.float32 else "*bf16"
-    tile = tiling(dtype, precision, *shape, is_aligned)
+    tile = (dw_tiling if kernel is _grouped_gemm_dw_kernel else tiling)(dtype, precision, *shape, is_aligned)
     return Variant(
         name,
         kernel,
