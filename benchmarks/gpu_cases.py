@@ -53,11 +53,12 @@ class Shape:
 
 
 class Inputs:
-    """Fresh random inputs of one shape; the same for the same seed and device."""
+    """Fresh random inputs of one shape, the same for the same seed and device; on the meta device shapes alone."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
-        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self.is_meta = self.device.type == "meta"
+        self._generator = None if self.is_meta else torch.Generator(self.device).manual_seed(seed)
 
     @property
     def capacity(self) -> int:
@@ -94,7 +95,8 @@ class Inputs:
         """(ends_L, N): where the rows of every expert end; some rows behind are nobody's, unless all are equal."""
         with use_implementation("torch"):
             _, counts_E = assign_slots(self.experts_TK(), self.shape.experts)
-        return counts_E.cumsum(0), int(counts_E.sum()) + (0 if self.shape.routing == "equal" else 3)
+        rows = self.shape.tokens * self.shape.top_k if self.is_meta else int(counts_E.sum())
+        return counts_E.cumsum(0), rows + (0 if self.shape.routing == "equal" else 3)
 
 
 @dataclass(frozen=True)
@@ -260,9 +262,11 @@ CASES: tuple[OperatorCase, ...] = (
     OperatorCase("dequantise_fp8", "row", lambda i: _dequantise(i, "row"), is_exact=True),
     OperatorCase("dequantise_fp8", "column", lambda i: _dequantise(i, "column"), is_exact=True),
     OperatorCase("choice_scatter", "hetu", lambda i: _choice_scatter(i, False, False)),
-    OperatorCase("choice_scatter", "tutel weighted", lambda i: _choice_scatter(i, True, True), TUTEL),
+    OperatorCase("choice_scatter", "hetu weighted", lambda i: _choice_scatter(i, True, False)),
+    OperatorCase("choice_scatter", "tutel", lambda i: _choice_scatter(i, False, True), TUTEL),
+    OperatorCase("choice_gather", "hetu", lambda i: _choice_gather(i, False, False)),
     OperatorCase("choice_gather", "hetu weighted", lambda i: _choice_gather(i, True, False)),
-    OperatorCase("choice_gather", "tutel", lambda i: _choice_gather(i, False, True), TUTEL),
+    OperatorCase("choice_gather", "tutel weighted", lambda i: _choice_gather(i, True, True), TUTEL),
     OperatorCase("choice_dots", "", _choice_dots),
 )
 

@@ -137,13 +137,13 @@ TIMED: tuple[Timed, ...] = (
     Timed("quantise_fp8 column", LAYOUT, torch.bfloat16, COPY_TARGET),
     Timed("dequantise_fp8 row", LAYOUT, torch.bfloat16, COPY_TARGET),
     Timed("dequantise_fp8 column", LAYOUT, torch.bfloat16, COPY_TARGET),
-    Timed("topk_gate", Shape(65536, 256, 8), torch.bfloat16, GATE_TARGET),
+    Timed("topk_gate renormalised", Shape(65536, 256, 8), torch.bfloat16, GATE_TARGET),
     Timed("topk_gate", Shape(65536, 16, 1), torch.float32, GATE_TARGET),
     Timed("topk_gate_backward", Shape(65536, 64, 2), torch.float32),
-    Timed("choice_scatter tutel weighted", HETU, torch.float32),
-    Timed("choice_gather tutel", HETU, torch.float32),
-    Timed("hetu_column_scan", Shape(65536, 64, 1), torch.int64),
-    Timed("permute", Shape(1024, 8, 2, 1024, dropped=0.0), torch.bfloat16),
+    Timed("choice_scatter tutel", HETU, torch.float32),
+    Timed("choice_gather tutel weighted", HETU, torch.float32),
+    Timed("hetu_column_scan", Shape(65536, 16, 1), torch.int64),
+    Timed("permute", Shape(1024, 8, 2, 4096, dropped=0.0), torch.bfloat16),
     Timed("topk_gate", Shape(1024, 64, 2), torch.float32),
 )
 
