@@ -130,7 +130,7 @@ TIMED: tuple[Timed, ...] = (
     Timed("grouped_gemm_dw", MIXTRAL, torch.bfloat16, "within 10 % of cuBLAS"),
     Timed("grouped_gemm transposed", MIXTRAL, torch.bfloat16, "within 10 % of cuBLAS"),
     Timed("grouped_gemm", Shape(16384, 8, 2, 4096, 14336), torch.bfloat16),
-    Timed("assign_slots choice-major", Shape(65536, 64, 2), torch.int64),
+    Timed("assign_slots choice-major", Shape(1 << 18, 64, 2), torch.int64),
     Timed("unpermute_backward", LAYOUT, torch.bfloat16),
     Timed("activation swiglu weighted", Shape(32768, d_ffn=14336), torch.bfloat16),
     Timed("activation_backward swiglu weighted", Shape(32768, d_ffn=14336), torch.bfloat16),

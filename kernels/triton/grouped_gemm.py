@@ -255,6 +255,7 @@ def variants() -> list[Variant]:
     return [
         _forward_variant("bf16 L=8 D=4096 F=14336", bf16, "ieee", (2048, 14336, 8)),
         _forward_variant("bf16 L=8 D=14336 F=4096 transposed", bf16, "ieee", (2048, 4096, 8), is_transposed=True),
+        _forward_variant("bf16 L=64 D=2048 F=1408", bf16, "ieee", (1024, 1408, 64)),
         _forward_variant("bf16 L=64 D=2048 F=1408, 8 rows", bf16, "ieee", (8, 1408, 64)),
         _forward_variant("bf16 odd sizes", bf16, "ieee", (2048, 4001, 8), is_aligned=False),
         _forward_variant("bf16 odd sizes transposed", bf16, "ieee", (8, 401, 8), is_transposed=True, is_aligned=False),
