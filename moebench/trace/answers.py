@@ -5,6 +5,9 @@ only once a program reads something. Only counts and rounds are kept. The rule i
 fresh layer, as the layer that is traced.
 """
 
+from functools import cached_property
+
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -27,6 +30,7 @@ class RoutingAnswers:
         self._ranks_per_node = ranks_per_node or ranks
         self._counts: dict[int, tuple[int, ...]] = {}
         self._rounds: dict[int, int | None] = {}
+        self._rows_of_node: dict[int, tuple[int, ...]] = {}
         self._most: int | None = None
 
     def answer(self, rank: int, quantity: str) -> tuple[int, ...]:
@@ -45,15 +49,10 @@ class RoutingAnswers:
             held = self._experts_of(rank)
             return tuple(count for r in range(self._ranks) for count in self._expert_counts(r)[held])
         if quantity == "relayed_rows":
-            place, size = rank % self._ranks_per_node, self._ranks_per_node
-            return tuple(self._rows(r, peer) for r in self._node_of(rank) for peer in range(place, self._ranks, size))
+            rail = slice(rank % self._ranks_per_node, None, self._ranks_per_node)
+            return tuple(self._rows_RR[self._node_of(rank), rail].ravel().tolist())
         if quantity == "node_rows":
-            return tuple(
-                rows
-                for r in self._node_of(rank)
-                for peers in ([self._rows(r, p) for p in range(self._ranks)], self._rows_of_all(r))
-                for rows in peers
-            )
+            return self._node_rows(rank // self._ranks_per_node)
         if quantity == "rounds":
             self._expert_counts(rank)
             rounds = self._rounds[rank]
@@ -64,17 +63,25 @@ class RoutingAnswers:
 
     def received_rows(self, rank: int) -> int:
         """Rows that all ranks route to this rank's experts, before capacity."""
-        return sum(self._rows_of_all(rank))
+        return int(self._rows_RR[:, rank].sum())
 
-    def _rows(self, sender: int, receiver: int) -> int:
-        return sum(self._expert_counts(sender)[self._experts_of(receiver)])
+    @cached_property
+    def _rows_RR(self) -> np.ndarray:
+        """Rows that each rank (first index) routes to the experts of each rank."""
+        counts_RE = np.array([self._expert_counts(rank) for rank in range(self._ranks)])
+        return counts_RE.reshape(self._ranks, self._ranks, -1).sum(axis=2)
 
-    def _rows_of_all(self, receiver: int) -> list[int]:
-        return [self._rows(sender, receiver) for sender in range(self._ranks)]
+    def _node_rows(self, node: int) -> tuple[int, ...]:
+        """The same for all ranks of a node, and long: 2 G R numbers."""
+        if node not in self._rows_of_node:
+            own = self._node_of(node * self._ranks_per_node)
+            both_G2R = np.stack([self._rows_RR[own], self._rows_RR.T[own]], axis=1)
+            self._rows_of_node[node] = tuple(both_G2R.ravel().tolist())
+        return self._rows_of_node[node]
 
-    def _node_of(self, rank: int) -> range:
+    def _node_of(self, rank: int) -> slice:
         first = rank // self._ranks_per_node * self._ranks_per_node
-        return range(first, first + self._ranks_per_node)
+        return slice(first, first + self._ranks_per_node)
 
     def _experts_of(self, rank: int) -> slice:
         held = self._workload.experts // self._ranks
