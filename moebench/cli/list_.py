@@ -30,17 +30,23 @@ def gates() -> Entries:
     from moebench.workloads.gates.registry import GATES
 
     return [
-        {"name": name, "title": g.title, "formula": g.formula, "default_top_k": g.default_top_k}
+        {"name": name, "title": g.title, "formula": f"{g.formula}; w = {g.weight}", "default_top_k": g.default_top_k}
         for name, g in GATES.items()
     ]
 
 
 def kernels() -> Entries:
-    """Kernels and their implementations."""
+    """Kernels, their implementations, and where each runs."""
     from moebench.kernels.registry import KERNELS
+    from moebench.workloads.kernel_calls import devices_of, implementations_of
 
     return [
-        {"name": name, "implementations": list(kernel.implementations), "formula": kernel.formula}
+        {
+            "name": name,
+            "implementations": list(implementations_of(name)),
+            "devices": {which: list(devices_of(name, which)) for which in implementations_of(name)},
+            "formula": kernel.formula,
+        }
         for name, kernel in KERNELS.items()
     ]
 
@@ -158,4 +164,9 @@ def _of_suite(entries: Entries, kind: str, suite: str) -> Entries:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):  # places by name: those that share a place together
+        by_place: dict[str, list[str]] = {}
+        for name, places in value.items():
+            by_place.setdefault(" and ".join(places), []).append(name)
+        return "; ".join(f"{place}: {', '.join(names)}" for place, names in by_place.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

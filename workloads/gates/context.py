@@ -49,6 +49,8 @@ class Choice:
         capacity: slots C that the rule itself fixes, whatever the conventions and the capacity factor say; None where
             those decide.
         rounds: how many rounds a rule took whose work depends on the data; None for all others.
+        order_T: the tokens in the order in which they take slots, where the rule itself says who is dropped; each
+            choice in turn under `choice-major`. None where `drop_order` says it.
     """
 
     experts_TK: Tensor
@@ -57,6 +59,7 @@ class Choice:
     aux_terms: Mapping[str, Tensor] = field(default_factory=dict)
     capacity: int | None = None
     rounds: int | None = None
+    order_T: Tensor | None = None
 
 
 class Rule(Protocol):

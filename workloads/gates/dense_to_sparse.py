@@ -37,7 +37,10 @@ class Options:
 
     Attributes:
         dense_steps: training steps of the dense phase; the schedule starts after it.
-        schedule: how the temperature falls from `tau_max` to `tau_min` in `decay_steps` steps; `constant` stays there.
+        schedule: how the temperature falls: `linear`, `exponential`, or `constant`, where it stays at tau_max.
+        tau_max: temperature at the start of the schedule.
+        tau_min: temperature at its end, and from there on.
+        decay_steps: training steps that the temperature takes to fall.
         hard_after: steps of the schedule after which the phase is hard; 0 is never.
         threshold: share from which on an expert is used in the soft phase.
         weights: combine weights: the `tempered` shares, or the plain `softmax`.
@@ -160,15 +163,16 @@ def limits(gate: GateSpec, experts: int) -> str | None:
 DENSE_TO_SPARSE = Gate(
     name="dense-to-sparse",
     title="Dense-to-Sparse",
-    formula="s = softmax(logits / tau); every e with s_e > threshold, w = s_e; argmax once hard, and in evaluation",
+    formula="s = softmax(logits / tau), tau falling; every e with s_e > threshold; at last argmax s",
+    weight="s_e",
     default_top_k=1,
     choose=choose,
     source="Nie et al. 2021 (arXiv 2112.14397), section 4; codecaution/EvoMoE, topkgate.py",
-    aux="(E/N) sum W_e f_e, N experts a token; none while dense",
-    capacity="T until hard, then the capacity rule",
+    aux="E/N sum W_e f_e, N experts a token; none while dense",
+    capacity="T until hard, then the rule",
     conventions={"noise": ("none", "gumbel")},
     options=Options,
-    evaluation="argmax p, w = p_e",
+    evaluation="argmax p, weight p_e",
     fixes_capacity=True,
     limits=limits,
 )

@@ -26,12 +26,13 @@ class Gate:
     """A routing rule with its reference implementation.
 
     Attributes:
-        formula: the rule in one line, p = softmax(logits).
+        formula: who is chosen, in one line, p = softmax(logits).
+        weight: the combine weight w of a choice, before the conventions normalise it.
         default_top_k: K where a suite does not say.
         choose: the rule.
         source: where it was published.
         aux: its auxiliary losses in one line, as `auxiliary` = 1 has them.
-        capacity: what decides the slots.
+        capacity: what decides the slots: most often the conventions' rule.
         conventions: for each field of Conventions that does not take all its values here, those that have a meaning.
         options: frozen dataclass of the rule's options, all with defaults; raises InputError for a bad value.
         needs_token_ids: whether it routes by `GateContext.token_ids_T`.
@@ -47,11 +48,12 @@ class Gate:
     name: str
     title: str
     formula: str
+    weight: str
     default_top_k: int
     choose: Rule
     source: str
     aux: str
-    capacity: str = "capacity rule"
+    capacity: str = "the rule"
     conventions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: type = gate_options.NoOptions
     needs_token_ids: bool = False

@@ -55,7 +55,8 @@ def _sometimes_second(
 GSHARD = Gate(
     name="gshard",
     title="GShard top-2",
-    formula="two largest p, w = p1, p2",
+    formula="the two largest p",
+    weight="p_e",
     default_top_k=2,
     choose=choose,
     source="Lepikhin et al. 2020 (arXiv 2006.16668), algorithm 1",

@@ -108,7 +108,8 @@ def balanced_map(frequency_V: Tensor, experts: int) -> Tensor:
 HASH = Gate(
     name="hash",
     title="Hash",
-    formula="e = table[token id], w = 1",
+    formula="table[token id]",
+    weight="1",
     default_top_k=1,
     choose=choose,
     source="Roller et al. 2021 (arXiv 2106.04426), section 3; Hsword/Hetu 722ba6a, HashGate.py",

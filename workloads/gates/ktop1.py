@@ -50,11 +50,12 @@ def exact(gate: GateSpec, tokens: int, experts: int, start: int) -> Tensor:
 KTOP1 = Gate(
     name="ktop1",
     title="M6 k-top-1",
-    formula="K prototypes of E/K experts, softmax inside each; in each e = argmax p, w = p_e",
+    formula="K prototypes of E/K experts, q = softmax inside each; argmax q of each",
+    weight="q_e",
     default_top_k=2,
     choose=choose,
     source="Yang et al. 2021 (arXiv 2105.15082), expert prototyping; Hsword/Hetu 722ba6a, KTop1Gate.py",
-    aux="mean over prototypes of (E/K) sum P_e f_e inside",
+    aux="mean over prototypes of E/K sum Q_e f_e",
     limits=limits,
     exact=exact,
 )

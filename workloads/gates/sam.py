@@ -26,8 +26,7 @@ class Options:
 
     Attributes:
         groups: G; 8 in Hetu, the GPUs of a node.
-        alignment: weight of the alignment loss beside a balance loss that is 1 at balance. Ours is a mean over tokens;
-            Hetu adds tokens up, which is this option = T.
+        alignment: weight of the alignment loss, a mean over tokens, beside a balance loss that is 1 at balance.
     """
 
     groups: int = 8
@@ -98,11 +97,12 @@ def exact(gate: GateSpec, tokens: int, experts: int, start: int) -> Tensor:
 SAM = Gate(
     name="sam",
     title="SAM",
-    formula="group with the largest sum of p; k largest p inside it, w = p",
+    formula="the group of experts with the largest sum of p; the K largest p inside it",
+    weight="p_e",
     default_top_k=2,
     choose=choose,
     source="Jiang et al. 2021 (arXiv 2110.07431); Hsword/Hetu 722ba6a, SAMGate.py",
-    aux="(E/k) sum P_e f_e + mean over tokens of sum over e elsewhere of max(0, p_e - p_k)",
+    aux="E/K sum P_e f_e, plus the mean over tokens of sum over e outside of max(0, p_e - p_K)",
     conventions={"noise": ("none",)},
     options=Options,
     limits=limits,

@@ -59,11 +59,13 @@ def drop(
     capacity: int,
     conventions: Conventions,
     generator: torch.Generator | None = None,
+    order_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Which routes get one of their expert's C slots, and which slot: (keep_TK, slots_TK).
 
-    Routes queue in arrival order (`choice_order`). `drop_order` says who goes first when slots run out; the survivors
-    take their slots in arrival order.
+    Routes queue in arrival order (`choice_order`). Who goes first when slots run out is said by `drop_order`, or where
+    it is given by `order_T`, which takes the place of the tokens' order in the queue. The survivors take their slots in
+    arrival order.
     """
     tokens, top_k = experts_TK.shape
     choice_major = conventions.choice_order == "choice-major"
@@ -75,7 +77,11 @@ def drop(
         return x_N.view(top_k, tokens).t() if choice_major else x_N.view(tokens, top_k)
 
     experts_N = queue(experts_TK)
-    if conventions.drop_order == "random":
+    if order_T is not None:
+        choice_K = torch.arange(top_k, device=order_T.device)
+        by_choice_KT, by_token_TK = choice_K[:, None] * tokens + order_T, order_T[:, None] * top_k + choice_K
+        priority_N = (by_choice_KT if choice_major else by_token_TK).reshape(-1)
+    elif conventions.drop_order == "random":
         priority_N = torch.randperm(len(experts_N), generator=generator, device=experts_N.device)
     elif conventions.drop_order == "probability":
         probs_N = queue(probs_TE.detach().gather(1, experts_TK.clamp(min=0)))
@@ -139,7 +145,7 @@ def settle(
         capacity = max(conventions.min_capacity, most)
     else:
         capacity = conventions.capacity(tokens, experts, top_k, capacity_factor)
-    keep_TK, slots_TK = drop(experts_TK, probs_TE, capacity, conventions, generator)
+    keep_TK, slots_TK = drop(experts_TK, probs_TE, capacity, conventions, generator, choice.order_T)
     weights_TK = final_weights(choice.weights_TK, keep_TK, conventions)
     aux = sum(choice.aux_terms.values(), start=probs_TE.new_zeros(()))
     return Routing(

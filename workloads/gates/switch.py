@@ -8,7 +8,8 @@ from moebench.workloads.gates.gate import Gate
 SWITCH = Gate(
     name="switch",
     title="Switch",
-    formula="e = argmax p, w = p_e",
+    formula="argmax p",
+    weight="p_e",
     default_top_k=1,
     choose=topk.choose,
     source="Fedus et al. 2021 (arXiv 2101.03961), section 2.1",

@@ -27,9 +27,10 @@ def choose(
 TOPK = Gate(
     name="topk",
     title="Top-k",
-    formula="k largest p, w = p",
+    formula="the K largest p",
+    weight="p_e",
     default_top_k=2,
     choose=choose,
     source="Hsword/Hetu 722ba6a, TopGate.py; Shazeer et al. 2017 (arXiv 1701.06538) without its noise",
-    aux="(E/k) sum P_e f_e, all choices",
+    aux="E/K sum P_e f_e, all choices",
 )
