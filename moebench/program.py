@@ -20,7 +20,7 @@ class Collective:
     for each peer in the group's order, itself included.
 
     Attributes:
-        algorithm: `all_to_all`, `all_gather`, `reduce_scatter`, `all_reduce`.
+        algorithm: `all_to_all` (a gather or scatter is an uneven one), `all_gather`, `reduce_scatter`, `all_reduce`.
         group: the group's name (`world`, ...).
         ranks: the group's global ranks, a `range` where possible.
         bytes_per_peer: even all-to-all: bytes to each peer. all_gather: bytes that each rank contributes.
