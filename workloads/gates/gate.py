@@ -48,11 +48,11 @@ class Gate:
     name: str
     title: str
     formula: str
-    weight: str
     default_top_k: int
     choose: Rule
     source: str
     aux: str
+    weight: str = "p_e"
     capacity: str = "the rule"
     conventions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: type = gate_options.NoOptions

@@ -56,7 +56,6 @@ GSHARD = Gate(
     name="gshard",
     title="GShard top-2",
     formula="the two largest p",
-    weight="p_e",
     default_top_k=2,
     choose=choose,
     source="Lepikhin et al. 2020 (arXiv 2006.16668), algorithm 1",

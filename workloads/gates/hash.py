@@ -31,8 +31,8 @@ class Options:
     """What the rule leaves open.
 
     Attributes:
-        map: one of `MAPS`.
-        vocabulary: V.
+        map: `random` or `balanced`.
+        vocabulary: number of token ids V.
         token_alpha: id r has a frequency proportional to (r + 1)^-token_alpha.
         seed: of the random table.
     """

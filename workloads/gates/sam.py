@@ -25,7 +25,7 @@ class Options:
     """What the rule leaves open.
 
     Attributes:
-        groups: G; 8 in Hetu, the GPUs of a node.
+        groups: number of groups G; 8 in Hetu, the GPUs of a node.
         alignment: weight of the alignment loss, a mean over tokens, beside a balance loss that is 1 at balance.
     """
 
@@ -98,7 +98,6 @@ SAM = Gate(
     name="sam",
     title="SAM",
     formula="the group of experts with the largest sum of p; the K largest p inside it",
-    weight="p_e",
     default_top_k=2,
     choose=choose,
     source="Jiang et al. 2021 (arXiv 2110.07431); Hsword/Hetu 722ba6a, SAMGate.py",

@@ -9,7 +9,6 @@ SWITCH = Gate(
     name="switch",
     title="Switch",
     formula="argmax p",
-    weight="p_e",
     default_top_k=1,
     choose=topk.choose,
     source="Fedus et al. 2021 (arXiv 2101.03961), section 2.1",

@@ -28,7 +28,6 @@ TOPK = Gate(
     name="topk",
     title="Top-k",
     formula="the K largest p",
-    weight="p_e",
     default_top_k=2,
     choose=choose,
     source="Hsword/Hetu 722ba6a, TopGate.py; Shazeer et al. 2017 (arXiv 1701.06538) without its noise",
