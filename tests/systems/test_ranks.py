@@ -6,6 +6,7 @@ import pytest
 
 from moebench import check_verdict
 from moebench.check_instance import instance
+from moebench.correctness import node_size
 from moebench.ranks import run_ranks
 from moebench.systems.registry import BUILT_IN
 from moebench.workloads.layer import GateSpec
@@ -33,7 +34,8 @@ def every_instance(system, ranks):
 def test_the_gate_passes(system, ranks):
     """Outputs, losses and gradients equal the reference, or the invariants hold, in both steps on every rank."""
     wanted = every_instance(system, ranks)
-    seen = run_ranks("moebench.check_instance:run_rank", ranks, (system.name, wanted), timeout_s=120)
+    target, node = "moebench.check_instance:run_rank", node_size(ranks)
+    seen = run_ranks(target, ranks, (system.name, wanted), timeout_s=120, ranks_per_node=node)
     assert len(wanted) > 15
     for place, one in enumerate(wanted):
         found = check_verdict.problem(one, [of_rank[place] for of_rank in seen])

@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 
+from moebench.correctness import node_size
 from moebench.ranks import run_ranks
 from moebench.systems.registry import get, reference, systems
 from moebench.trace.layer import trace_layer
@@ -80,7 +81,8 @@ def _real(world):
     """Every case of `_cases` with the programs that the ranks executed."""
     cases = _cases(world)
     flat = [case for group in cases.values() for case in group]
-    results = run_ranks(f"{rank_programs.__name__}:record_each", world, (flat,), timeout_s=240)
+    target, node = f"{rank_programs.__name__}:record_each", node_size(world)
+    results = run_ranks(target, world, (flat,), timeout_s=240, ranks_per_node=node)
     by_case = dict(zip(flat, zip(*results, strict=True), strict=True))
     return {key: [(case, by_case[case]) for case in group] for key, group in cases.items()}
 
@@ -90,7 +92,7 @@ def _assert_same(key, world):
     traced = []
     for (name, workload, conventions), real in _real(world)[key]:
         system = RAGGED if name == RAGGED.name else get(name)
-        programs = trace_layer(system, workload, world, conventions)
+        programs = trace_layer(system, workload, world, conventions, node_size(world))
         assert sorted(rank for program in programs for rank in program.stands_for) == list(range(world))
         for program in programs:
             for rank in program.stands_for:
