@@ -46,6 +46,9 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return _build(_alternative([a for a in arguments if a is not type(None)], data, where), data, where)
     if origin is tuple:
         _expect(isinstance(data, list | tuple), where, "a list", data)
+        if arguments[-1] is not Ellipsis:  # a type for each place
+            _expect(len(data) == len(arguments), where, f"{len(arguments)} values", data)
+            return tuple(_build(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, data)))
         return tuple(_build(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(data))
     if origin in (dict, Mapping, AbstractMapping):
         _expect(isinstance(data, Mapping), where, "an object", data)
@@ -62,11 +65,14 @@ def _build(kind: Any, data: Any, where: str) -> Any:
 
 
 def _alternative(kinds: Sequence[Any], data: Any, where: str) -> Any:
-    """Of several dataclasses the one whose field `kind` is what the data say there; the first where they say nothing."""
+    """Of several dataclasses the one whose field `kind` is what the data say there; the first where they say nothing.
+
+    Of several plain types that of the data.
+    """
     known = {f.default: kind for kind in kinds if is_dataclass(kind) for f in fields(kind) if f.name == "kind"}
     said = data.get("kind") if known and isinstance(data, Mapping) else None
     if said is None:
-        return kinds[0]
+        return type(data) if type(data) in kinds else kinds[0]
     _expect(isinstance(said, str) and said in known, f"{where}.kind", f"one of {', '.join(map(str, known))}", said)
     return known[said]
 
