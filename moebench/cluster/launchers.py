@@ -38,14 +38,15 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Loopback:
-    """Ranks forked on this machine that talk over loopback."""
+    """Ranks forked on this machine that talk over loopback; they pretend to sit on nodes, by default all on one."""
 
     ranks: int
+    ranks_per_node: int | None = None
     counters: Counters | None = None
 
     def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
         """As `Launcher.run`."""
-        return run_ranks(target, self.ranks, args, timeout_s)
+        return run_ranks(target, self.ranks, args, timeout_s, ranks_per_node=self.ranks_per_node)
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def launcher_of(topology: Topology, session: "Session | None") -> Iterator[Launc
         with in_lab(topology.nodes, topology.gpus_per_node, 8 * rate.value, int(buffer.value)) as launcher:
             yield launcher
     else:
-        yield Loopback(topology.ranks)
+        yield Loopback(topology.ranks, topology.gpus_per_node)
 
 
 @contextmanager
