@@ -21,8 +21,9 @@ from moebench.trace.exchange import STARTS, WAIT
 from moebench.trace.kinds import base_name, kind_of
 
 # A dispatch mode makes torch call these where it wouldn't without one: autograd detaches every output that it saves,
-# and the number in `torch.where(mask, x, 0.0)` becomes a tensor. A program's own detach does no device work either.
-_UNSEEN = ("aten::detach", "aten::scalar_tensor")
+# and the number in `torch.where(mask, x, 0.0)` becomes a tensor. A program's own detach does no device work either, and
+# `promote_types` is an operator without tensors.
+_UNSEEN = ("aten::detach", "aten::scalar_tensor", "aten::promote_types")
 _PROFILER = "profiler::"
 
 

@@ -51,7 +51,7 @@ def count(function: Callable[..., Any], *args: Any) -> Traffic:
     """Both counts. Call launchers, not operators: a fused operator is one operator to the rules."""
     traffic = Traffic()
     recorder = Recorder([arg for arg in args if isinstance(arg, torch.Tensor)])
-    with _hooked(traffic), _unseen("promote_types"), recorder, region("dense"):
+    with _hooked(traffic), recorder, region("dense"):
         function(*args)
     read = sum(op.bytes_read for op in recorder.ops)
     written = sum(op.bytes_written for op in recorder.ops)
@@ -106,19 +106,6 @@ def _hooked(traffic: Traffic):
         patch.object(_Builder, "create_atomic_cas", atomic_cas),
         patch.object(interpreter.GridExecutor, "__call__", call),
     ):
-        yield
-
-
-@contextmanager
-def _unseen(name: str):
-    """Keep from the recorder what is an operator by name only: it has no tensors."""
-    function = getattr(torch, name)
-
-    def without_modes(*args):
-        with _disable_current_modes():
-            return function(*args)
-
-    with patch.object(torch, name, without_modes):
         yield
 
 
