@@ -68,8 +68,9 @@ def _name_and_k(name: str, label: str, where: str) -> tuple[str, int | None]:
     if name in GATES:
         return name, None
     stem, _, number = name.rpartition("-")
-    if stem not in GATES or not number.isascii() or not number.isdigit() or number[0] == "0" or len(number) > 6:
-        raise one_of("gate", name, GATES, where)
+    is_number = number.isascii() and number.isdigit() and number[0] != "0" and len(number) <= 6
+    if stem not in GATES or not is_number:
+        raise one_of("gate", stem if stem and is_number else name, GATES, where)
     if stem in FIXED_TOP_K:
         place = f"{where}: " if where else ""
         free = next(one for one in GATES if one not in FIXED_TOP_K)
