@@ -282,7 +282,10 @@ def test_dropped_routes_move_no_bytes():
     x, y = torch.randn(10, 16), torch.randn(20, 16)
     assert count(launchers.permute, x, rows, 20).loaded == 5 * 64 + 8 * 20 + 20
     assert count(launchers.permute, x, rows, 20, False).stored == 10 * 64
-    assert count(launchers.unpermute, y, rows, torch.rand(10, 2)).loaded == 10 * 64 + 8 * 20 + 4 * 10
+    weights = torch.rand(10, 2)
+    assert count(launchers.unpermute, y, rows, weights).loaded == 10 * 64 + 8 * 20 + 4 * 10
+    backward = count(launchers.unpermute_backward, x, y, rows, weights)
+    assert backward.loaded == (5 + 10) * 64 + 8 * 20 + 4 * 10 + 20
 
 
 @triton.jit
