@@ -130,10 +130,11 @@ def test_large_tiles(monkeypatch, transposed):
     assert_matches_float64(lambda x, w: grouped_gemm(x, ends, w), lambda x, w: grouped_gemm_reference(x, ends, w), x, w)
 
 
-def test_many_tiles_of_rows():
+@pytest.mark.parametrize("transposed", [False, True])
+def test_many_tiles(transposed):
     """More tiles of rows than a group has, several tiles of columns."""
     ends = ends_of((200, 0, 330, 64, 1))
-    x, w = leaf(600, 16), weights(5, 16, 140)
+    x, w = leaf(600, 16), weights(5, 16, 140, transposed=transposed)
     with use_implementation("triton"):
         got = grouped_gemm(x, ends, w)
     assert_close("y", got, grouped_gemm_reference(x.double(), ends, w.double()))
