@@ -24,8 +24,8 @@ def grouped_gemm(x_ND: Tensor, ends_L: Tensor, w_LDF: Tensor, check: bool = Fals
     """`y[n] = x[n] w[l]` for the rows n of every expert l, 0 for rows past the last end. Differentiable in x and w.
 
     Sums are taken in fp32 (fp64 for fp64) and rounded once; fp32 products are TF32 on a GPU only where
-    `torch.backends.cuda.matmul` allows it. Nothing is read on the host but for fp64, and where the torch
-    implementation runs on a GPU in another dtype than bf16.
+    `torch.backends.cuda.matmul` allows it. On a GPU the Triton implementation reads nothing on the host; torch's does
+    but for bf16 in 16-byte rows, and fp64 always runs torch's.
 
     Args:
         x_ND: sorted by expert; any strides.
