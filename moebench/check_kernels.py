@@ -1,7 +1,7 @@
 """Correct before fast, for kernels: no number of an implementation before it gives the reference's results.
 
-Each is tried on a small call of odd sizes, in the case's own dtype, forward and (where the case is a backward) gradients,
-against the definition in float64. Triton's code runs on the GPU that the case is measured on; where there is none, in
+Each is tried on a small call of odd sizes, in the case's own dtype, against the definition in float64: the outputs, and of
+a backward the gradients. Triton's code runs on the GPU that the case is measured on; where there is none, in
 Triton's interpreter, in a process of its own, patched to round as GPUs do. What came out is remembered with a hash of
 the code.
 """
@@ -24,7 +24,7 @@ from moebench.kernels.triton import __path__ as triton_folders
 from moebench.local.child import ChildFailed, Parent, run_child
 from moebench.plan_kernels import kernel_of
 from moebench.workloads.kernel import REFERENCE, KernelWorkload
-from moebench.workloads.kernel_calls import TORCH, TRITON, KernelCall, call_of, has_triton, widened
+from moebench.workloads.kernel_calls import TORCH, TRITON, KernelCall, call_of, differentiable, has_triton, widened
 
 TOKENS, EXPERTS, D_MODEL, D_FFN = 37, 5, 48, 32  # tokens and experts divide no block; widths are what products ask for
 # Compared bit for bit with the definition in the same dtype: rounding is what they compute.
@@ -125,7 +125,7 @@ def difference(call: KernelCall, run_as: str) -> str | None:
     found = [("output", place, *pair) for place, pair in enumerate(zip(outputs, expected, strict=True))]
     if call.workload.is_backward:
         upstream = call.upstream(outputs)
-        wide = [grad.to(out.dtype) for grad, out in zip(upstream, (o for o in expected if o.requires_grad), strict=True)]
+        wide = [grad.to(out.dtype) for grad, out in zip(upstream, differentiable(expected), strict=True)]
         pairs = zip(call.gradients, own.backward(outputs, upstream), right.backward(expected, wide), strict=True)
         found += [("gradient of argument", *rest) for rest in pairs]
     for what, place, ours, theirs in found:

@@ -40,7 +40,7 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
         key = _program(case, ready)
         memory, step_s, status = tried.get(key, (None, None, ""))
         if case.engine != "sim":
-            time_s = None if step_s is None else _measuring_s(step_s, case.engine)
+            time_s = None if step_s is None else _measuring_s(step_s, case)
         else:
             time_s = (replay_s + (0.0 if key in traced else trace_s)) / cores if trace_s else None
             traced.add(key)
@@ -86,14 +86,15 @@ def _program(case: Case, ready: Plan) -> tuple:
     return (case.system, case.workload, ready.topologies[case.topology].ranks, case.conventions)
 
 
-def _measuring_s(step_s: float, engine: str) -> float:
-    if engine == "cluster":
+def _measuring_s(step_s: float, case: Case) -> float:
+    if case.engine == "cluster":
         from moebench.cluster.engine import measuring_s
 
         return measuring_s(step_s)
-    from moebench.local.engine import BLOCKS, PROCESSES
+    from moebench.local.engine import BLOCKS, POINTS_A_PROCESS, PROCESSES
 
-    return PROCESSES * (PROCESS_START_S + 2 * BLOCKS * step_s)
+    start_s = PROCESS_START_S / (POINTS_A_PROCESS if case.workload.issued_ahead else 1)
+    return PROCESSES * (start_s + 2 * BLOCKS * step_s)
 
 
 def total_s(found: Sequence[Estimate]) -> float | None:

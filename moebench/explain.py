@@ -78,6 +78,7 @@ class Breakdown:
         fits: whether it fits into memory under the nominal draw.
         moved_by: parameter -> rank correlation with the step time over the draws, strongest first.
         notes: what the trace assumed.
+        what: takes that time: `step`, `call`.
     """
 
     case: str
@@ -90,6 +91,7 @@ class Breakdown:
     fits: bool
     moved_by: Mapping[str, float]
     notes: tuple[str, ...]
+    what: str = "step"
 
     def total(self, part: str) -> float:
         """Sum of one field over all operators: `flops`, `device_bytes`, `sent_bytes`, `host_s`, ..."""
@@ -126,7 +128,11 @@ class Comparison:
 
 
 def breakdown(
-    case: str, programs: Sequence[Program], replay: Replay, moved_by: Mapping[str, float] | None = None
+    case: str,
+    programs: Sequence[Program],
+    replay: Replay,
+    moved_by: Mapping[str, float] | None = None,
+    what: str = "step",
 ) -> Breakdown:
     """Take a replayed case apart."""
     program, timeline = programs[replay.reference], replay.timelines[replay.reference]
@@ -144,6 +150,7 @@ def breakdown(
         fits=bool(replay.fits[0]),
         moved_by=dict(moved_by or {}),
         notes=tuple(dict.fromkeys(note for each in programs for note in each.notes)),
+        what=what,
     )
 
 

@@ -10,7 +10,7 @@ LEAST_SHARE = 0.0005  # smaller shares would be written as 0.0 %
 
 def words(found: Breakdown, top: int = 3) -> list[str]:
     """What a person would say about a case, a sentence each."""
-    said = [f"{found.case} takes {times(found.step_s)} a step{_interval(found)}."]
+    said = [f"{found.case} takes {times(found.step_s)} a {found.what}{_interval(found)}."]
     fits = "It" if found.fits else "It does not fit into the device's memory: it"
     said.append(f"{fits} holds {memory(found.peak_bytes)} at its peak.")
     if found.step_s <= 0:
@@ -19,7 +19,7 @@ def words(found: Breakdown, top: int = 3) -> list[str]:
     parts = [f"{part.region} {_share(part.time_s, found.step_s)}" for part in found.regions if part.time_s > least]
     said.append(f"By region: {', '.join(parts)}.")
     waits = [
-        f"{_share(found.total(part), found.step_s)} of the step waits for {what}"
+        f"{_share(found.total(part), found.step_s)} of the {found.what} waits for {what}"
         for part, what in (("exposed_s", "communication that nothing hides"), ("host_s", "the host to issue operators"))
         if found.total(part) > least
     ]
@@ -44,7 +44,7 @@ def difference_words(found: Comparison, top: int = 3) -> list[str]:
     gap = abs(found.delta_s)
     ratio = f"{slow.step_s / fast.step_s:.2f} times as long as" if fast.step_s > 0 else "longer than"
     said = [
-        f"{names[slow.case]} takes {times(slow.step_s)} a step, {ratio} {names[fast.case]} with {times(fast.step_s)}: "
+        f"{names[slow.case]} takes {times(slow.step_s)} a {slow.what}, {ratio} {names[fast.case]} with {times(fast.step_s)}: "
         f"{times(gap)} more."
     ]
     said += [

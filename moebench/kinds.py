@@ -23,7 +23,7 @@ class Kind:
         programs: `(case, topology) -> Programs`, for every topology of that size; raises Unsupported or Skipped.
         step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.
         derived: `(case, topology, rows) -> rows` that follow from the rows of an engine.
-        obtain: `(claim, experiment, Evidence) -> Obtained`; raises CantAnswer.
+        obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
         view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
     """
 
@@ -47,7 +47,7 @@ KINDS = {
         programs="trace.layer:programs_of",
         step="local.step:layer_step",
         derived="sim.rows:nothing_derived",
-        obtain="claims.query:obtain",
+        obtain="claims.query:obtain_layers",
         view="report.experiment_view:experiment_view",
     ),
     "kernel": Kind(

@@ -37,6 +37,7 @@ class Operation:
 _ROUTES = ("tokens", "experts", "top_k")
 OPERATIONS: Mapping[str, Operation] = {
     "topk_gate": Operation(_ROUTES),
+    "topk": Operation(_ROUTES),
     "assign_slots": Operation(_ROUTES, ("choice-major", "token-major"), (FORWARD,), ("int64",)),
     "layout": Operation((*_ROUTES, "d_model")),
     "layout_inverse": Operation((*_ROUTES, "d_model")),

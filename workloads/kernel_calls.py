@@ -89,6 +89,11 @@ def has_triton(op: str) -> bool:
     return TRITON in KERNELS[op].implementations or op in triton_operators()
 
 
+def devices_of(op: str, implementation: str) -> tuple[str, ...]:
+    """Where an implementation runs: `cpu`, `cuda`; Triton's on a GPU alone (its interpreter times nothing)."""
+    return ("cuda",) if implementation == TRITON else ("cpu", "cuda")
+
+
 def function_of(op: str, implementation: str) -> Callable[..., Any]:
     """The function of an implementation; torch's and Triton's are the operator itself, which chooses inside."""
     functions = KERNELS[op].implementations
@@ -183,6 +188,11 @@ def _topk_gate(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     return _Leaf(source.logits(w, torch_dtype(w.dtype))), w.top_k
 
 
+def _topk(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
+    """Scores as a gate has them: probabilities."""
+    return _Leaf(source.logits(w, torch_dtype(w.dtype)).softmax(1)), w.top_k
+
+
 def _assign_slots(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     return source.routes(w)[1], w.experts, w.variant
 
@@ -244,6 +254,7 @@ def _dequantise_fp8(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
 
 _ARGUMENTS: Mapping[str, Callable[[KernelWorkload, _Source], tuple[Any, ...]]] = {
     "topk_gate": _topk_gate,
+    "topk": _topk,
     "assign_slots": _assign_slots,
     "layout": _layout,
     "layout_inverse": _layout_inverse,

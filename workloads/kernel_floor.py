@@ -58,6 +58,12 @@ def _topk_gate(w: KernelWorkload, b: int, backward: bool) -> Floor:
     return Floor(0, 3 * t * e * b + choices) if backward else Floor(0, 2 * t * e * b + choices)
 
 
+def _topk(w: KernelWorkload, b: int, backward: bool) -> Floor:
+    """Scores in, values and ids out; backward values' gradients and ids in, scores' gradient out: the same bytes."""
+    t, e, k = _need(w.tokens, w.experts, w.top_k)
+    return Floor(0, t * e * b + t * k * (b + ID_BYTES))
+
+
 def _assign_slots(w: KernelWorkload, b: int, backward: bool) -> Floor:
     t, e, k = _need(w.tokens, w.experts, w.top_k)
     return Floor(0, 2 * t * k * ID_BYTES + e * ID_BYTES)
@@ -121,6 +127,7 @@ def _fp8(w: KernelWorkload, b: int, backward: bool) -> Floor:
 
 _FLOORS: Mapping[str, Callable[[KernelWorkload, int, bool], Floor]] = {
     "topk_gate": _topk_gate,
+    "topk": _topk,
     "assign_slots": _assign_slots,
     "layout": _layout,
     "layout_inverse": _layout_inverse,

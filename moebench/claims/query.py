@@ -6,13 +6,13 @@ meet in one ratio.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with
 from moebench.claims.scope import CantAnswer, Point, experiment_of, points
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
-from moebench.plan_layers import Assumption
 from moebench.results.rows import CPU_BOUND, Row
 from moebench.workloads.suite import LayerExperiment, Suite
 
@@ -22,6 +22,21 @@ STEP_TIMES = ("step_time", "iteration_time")
 _REDUCTIONS = {"max-over": "max", "mean-over": "mean", "at-least": "min", "at-most": "max"}
 
 Key = tuple[Point, str]
+
+if TYPE_CHECKING:
+    from moebench.claims.evidence import Evidence
+
+
+class Assumption(Protocol):
+    """What is chosen where a paper is silent."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the suite's first choice of everything."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The choice as text, by the name of what is assumed."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,15 @@ class StepTimes:
     def systems(self) -> set[str]:
         """Systems that have rows."""
         return {system for rows in self._found.values() for _, system in rows}
+
+
+def obtain_layers(claim: Claim, suite: Suite, evidence: "Evidence") -> Obtained:
+    """Our value of a claim about layers, from a run.
+
+    Raises:
+        CantAnswer: and what it would need.
+    """
+    return obtain(claim, suite, evidence.steps)
 
 
 def obtain(claim: Claim, suite: Suite, times: StepTimes) -> Obtained:
@@ -167,8 +191,8 @@ def _condition(
         values, missing = ours / UNITS[claim.unit][1], np.where(np.isnan(ours), SYSTEM_OUT, "")
     else:
         theirs = np.array([[_draws(rows[p, s], draws) for p in its_points] for s in systems[1:]])
-        values, missing = _speedups(ours, theirs)
-    values, missing = _reduced(claim, values, missing)
+        values, missing = speedups(ours, theirs)
+    values, missing = reduced(claim, values, missing)
     return Condition(assumption, values, missing, tuple(dict.fromkeys(p.topology for p in its_points)))
 
 
@@ -181,7 +205,7 @@ def _draws(row: Row, count: int) -> np.ndarray:
     return np.array(row.draws, dtype=float)
 
 
-def _speedups(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def speedups(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Points x draws: the fastest baseline's time over ours, and which side ran out of memory."""
     best = np.where(np.isnan(theirs), np.inf, theirs).min(axis=0)
     baseline_out, system_out = np.isinf(best), np.isnan(ours)
@@ -191,7 +215,7 @@ def _speedups(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndar
     return values, missing
 
 
-def _reduced(claim: Claim, values: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def reduced(claim: Claim, values: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Over the points: one value a draw, or why there is none.
 
     A point without a value drops out of a maximum or a mean; out of a minimum only where the baseline is what failed.

@@ -1,7 +1,7 @@
 """What papers report, as Claims: one row of a CSV file, checked. Bad input names file, line and column.
 
 The packaged files lie in moebench.reported, one a paper; `compared_with.csv` beside them lists the baselines that each
-paper compared with, which is what `best-other` means.
+paper compared with, which is what `best-other` means; `implementations.csv` says which kernel a name stands for.
 """
 
 import csv
@@ -56,6 +56,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
 BEST_OTHER = "best-other"
 INDEPENDENT = "independent"  # how the note of a row begins that is not the paper's own word
 COMPARED_FILE = "compared_with.csv"
+IMPLEMENTATIONS_FILE = "implementations.csv"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class Claim:
 def papers() -> tuple[str, ...]:
     """Papers with reported numbers."""
     names = [entry.name for entry in files("moebench.reported").iterdir()]
-    return tuple(sorted(n.removesuffix(".csv") for n in names if n.endswith(".csv") and n != COMPARED_FILE))
+    beside = (COMPARED_FILE, IMPLEMENTATIONS_FILE)
+    return tuple(sorted(n.removesuffix(".csv") for n in names if n.endswith(".csv") and n not in beside))
 
 
 @cache
@@ -128,6 +130,13 @@ def compared_with(paper: str) -> tuple[str, ...]:
         if row["paper"] == paper:
             return tuple(row["baselines"].split(";"))
     return ()
+
+
+@cache
+def implementations() -> Mapping[str, tuple[str, str]]:
+    """Names that papers give to kernels -> operator and implementation of the registry of kernels."""
+    text = (files("moebench.reported") / IMPLEMENTATIONS_FILE).read_text(encoding="utf-8")
+    return {row["name"]: (row["op"], row["implementation"]) for row in csv.DictReader(text.splitlines())}
 
 
 def load_claims(path: Path) -> tuple[Claim, ...]:

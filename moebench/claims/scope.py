@@ -55,10 +55,10 @@ def points(claim: Claim, experiment: LayerExperiment) -> list[tuple[Assumption, 
             continue
         if key not in _KEYS:
             raise CantAnswer(f"no experiment here is organised by {key} ({key}={value})")
-    gates = [g for g in experiment.gates if _named(claim, "gate", (g.label, g.name))]
-    batch_sizes = [b for b in experiment.batch_sizes if _named(claim, "batch_size", (b,))]
+    gates = [g for g in experiment.gates if named(claim, "gate", (g.label, g.name))]
+    batch_sizes = [b for b in experiment.batch_sizes if named(claim, "batch_size", (b,))]
     sizes = [s for s in experiment.sizes if _is_size(claim, s)]
-    dtypes = [d for d in (experiment.layer.dtype,) if _named(claim, "dtype", (d,))]
+    dtypes = [d for d in (experiment.layer.dtype,) if named(claim, "dtype", (d,))]
     for what, found in (("gate", gates), ("batch size", batch_sizes), ("topology", sizes), ("dtype", dtypes)):
         if not found:
             raise CantAnswer(f"experiment {experiment.name} has no {what} of the claim's scope")
@@ -94,8 +94,8 @@ def ranks_of(size: str) -> int:
     return int(nodes) * int(gpus)
 
 
-def _named(claim: Claim, key: str, names: Iterable[object]) -> bool:
-    """Whether the scope leaves `key` open or lists one of `names` (separated by commas)."""
+def named(claim: Claim, key: str, names: Iterable[object]) -> bool:
+    """Whether a claim's scope leaves `key` open or lists one of `names` (separated by commas)."""
     if key not in claim.scope:
         return True
     wanted = {part.strip() for part in claim.scope[key].split(",")}
@@ -105,7 +105,7 @@ def _named(claim: Claim, key: str, names: Iterable[object]) -> bool:
 def _is_size(claim: Claim, size: str) -> bool:
     nodes, _, gpus = size.partition("x")
     return (
-        _named(claim, "nodes", (nodes,))
-        and _named(claim, "gpus_per_node", (gpus,))
-        and _named(claim, "gpus", (ranks_of(size),))
+        named(claim, "nodes", (nodes,))
+        and named(claim, "gpus_per_node", (gpus,))
+        and named(claim, "gpus", (ranks_of(size),))
     )

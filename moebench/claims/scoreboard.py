@@ -12,7 +12,8 @@ import numpy as np
 
 from moebench.claims import verdict as v
 from moebench.claims.deciding import Influence, influences
-from moebench.claims.query import Condition, Obtained, StepTimes, obtain
+from moebench.claims.evidence import Evidence, obtain
+from moebench.claims.query import Condition, Obtained
 from moebench.claims.reported import Claim, claims_of
 from moebench.claims.scope import CantAnswer
 from moebench.claims.why import why_judged, why_partial
@@ -86,11 +87,9 @@ def scoreboard(suite: Suite, folder: RunFolder | None = None) -> list[Score]:
     """The scores of a suite's paper over a run, or over no results at all. Empty where the suite has no paper."""
     if suite.reported is None:
         return []
-    rows = folder.rows("step_time") if folder else []
-    topologies = folder.topologies if folder else {}
+    evidence = Evidence.of(folder) if folder else Evidence()
     note = f"{changed}: " if folder and (changed := what_if(folder)) else ""
-    times = StepTimes(rows)
-    scores = [score(claim, suite, times, topologies) for claim in claims_of(suite.reported)]
+    scores = [score(claim, suite, evidence) for claim in claims_of(suite.reported)]
     return [replace(s, why=note + s.why) if note and s.obtained is not None else s for s in scores]
 
 
@@ -99,15 +98,15 @@ def unscored(paper: str) -> list[Score]:
     return [Score(claim, v.NOT_RUN, "no run of its suite", **_null(claim)) for claim in claims_of(paper)]
 
 
-def score(claim: Claim, suite: Suite, times: StepTimes, topologies: Mapping[str, Topology]) -> Score:
+def score(claim: Claim, suite: Suite, evidence: Evidence) -> Score:
     """The verdict on one claim."""
     if claim.is_definition:
         return Score(claim, v.NOT_RUN, "true by definition (normalised to itself): does not count")
     try:
-        found = obtain(claim, suite, times)
+        found = obtain(claim, suite, evidence)
     except CantAnswer as reason:
         return Score(claim, v.NOT_RUN, str(reason), **_null(claim))
-    return _judged(claim, found, suite, topologies)
+    return _judged(claim, found, suite, evidence.topologies)
 
 
 def summary(scores: Sequence[Score]) -> dict[str, int]:

@@ -50,7 +50,8 @@ def why_judged(
     if fitted:
         return f"{start}; {fitted} was fitted to this claim's data"
     draws = sum(len(c.values[c.sampled]) for c in found.conditions)
-    over = "the nominal machine" if draws == 1 else f"{draws:,} draws"
+    one = "the nominal machine" if found.engine == "sim" else "the machine measured"
+    over = one if draws == 1 else f"{draws:,} draws"
     if len(found.conditions) > 1:
         over += f" over {len(found.conditions)} assumptions"
     if agreement.word == v.DEPENDS:

@@ -7,8 +7,8 @@ import click
 from moebench.claims.scoreboard import scoreboard, what_if
 from moebench.cli.report import write
 from moebench.cli.score_table import print_scores
-from moebench.cli.step_table import print_step_times
-from moebench.results.rows import Row
+from moebench.cli.step_table import print_times
+from moebench.results.rows import TIMES, Row
 from moebench.run import Job
 
 MEANINGS = {"wrong": "it does not compute what the reference computes", "failed": "it did not run to its end"}
@@ -17,10 +17,10 @@ MEANINGS = {"wrong": "it does not compute what the reference computes", "failed"
 def conclude(job: Job) -> None:
     """Print all of it, and write the report."""
     folder = job.folder
-    rows = folder.rows("step_time")
+    rows = folder.rows(*TIMES)
     if changed := what_if(folder):
         click.echo(changed)
-    print_step_times(job.cases, rows, str(folder.path))
+    print_times(job.cases, rows, str(folder.path))
     scores = scoreboard(folder.suite, folder)
     if scores:
         click.echo()

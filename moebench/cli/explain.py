@@ -7,11 +7,13 @@ import click
 
 if TYPE_CHECKING:
     from moebench.explain import Breakdown, Comparison, OperatorPart, RegionPart
+    from moebench.results.rows import Row
 
 # Columns that a narrow terminal does without, the first ones first.
 SPARE = ("compute", "host", "exposed", "FLOPs", "bytes", "calls", "bound by", "of the difference")
 LEFT = ("region", "operator", "bound by")
-SHOWN_S = 0.5e-6  # shorter times would be written as 0.000 ms
+SHOWN = 0.0005  # smaller numbers would be written as 0.000
+SHORT_S = 1e-3  # shorter cases are told in microseconds
 
 
 @click.command()
@@ -24,7 +26,7 @@ def command(run: Path, case: str | None, other: str | None, top: int, as_json: b
     """Say where each millisecond of CASE of the run folder RUN goes; of two cases, what makes the difference.
 
     CASE is a case's name, or the end or another part of it that no other case has. Without CASE: the run's cases and
-    their step times.
+    their times.
     """
     from moebench.cli.tables import print_json
     from moebench.explain import compare
@@ -47,28 +49,39 @@ def taken_apart(run: Path, name: str) -> "Breakdown":
 
     recorded = load_case(run, name)
     replay = recorded.replayed()
-    return breakdown(recorded.case.name, recorded.programs, replay, recorded.moved_by(replay.step_time_s))
+    return breakdown(
+        recorded.case.name,
+        recorded.programs,
+        replay,
+        recorded.moved_by(replay.step_time_s),
+        recorded.case.workload.unit_of_work,
+    )
 
 
 def _list_cases(run: Path, as_json: bool) -> None:
-    """Every case of a run with its step time, or why it has none."""
+    """Every case of a run with its time, or why it has none."""
     from moebench.cli.tables import print_json, print_table
+    from moebench.results.rows import TIMES
     from moebench.run import resume
 
     job = resume(run)
-    rows = {row.case: row for row in job.folder.rows("step_time") if row.sample is None}
+    rows: dict[str, Row] = {}
+    for row in job.folder.rows(*TIMES):
+        if row.sample is None:
+            rows.setdefault(row.case, row)
     entries: list[dict[str, Any]] = []
+    cells = []
     for case in job.cases:
         row = rows.get(case.name)
         status = row.status if row else "not run yet"
-        entries.append(
-            {"name": case.name, "engine": case.engine, "status": status, "step_time_s": row.value if row else None}
-        )
+        time_s = row.value if row else None
+        cells.append([case.name, case.engine, _time(time_s, time_s) if time_s else status])
+        entry = {"name": case.name, "engine": case.engine, "status": status, f"{case.workload.metric}_s": time_s}
+        entries.append(entry)
     if as_json:
         print_json(entries)
         return
-    cells = [[e["name"], e["engine"], _ms(e["step_time_s"]) if e["step_time_s"] else e["status"]] for e in entries]
-    print_table(["case", "engine", "step time"], cells)
+    print_table(["case", "engine", "time"], cells)
 
 
 def _show(found: "Breakdown | Comparison", top: int) -> None:
@@ -97,8 +110,8 @@ def _print_parts(title: str, parts: "tuple[RegionPart | OperatorPart, ...]", who
     columns = [title, "time", "share", "compute", "exposed", "host", *_counts(title)]
     rows = []
     for part in parts:
-        cells = [_ms(part.time_s), _percent(part.time_s, whole.step_s)]
-        cells += [_ms(part.compute_s), _ms(part.exposed_s), _ms(part.host_s)]
+        cells = [_time(part.time_s, whole.step_s), _percent(part.time_s, whole.step_s)]
+        cells += [_time(part_s, whole.step_s) for part_s in (part.compute_s, part.exposed_s, part.host_s)]
         label = part.region
         if isinstance(part, OperatorPart):
             label = f"{part.name}  {part.region}, {part.phase}"
@@ -114,14 +127,16 @@ def _counts(title: str) -> tuple[str, ...]:
 
 def _print_differences(found: "Comparison", top: int) -> None:
     """Regions, then operators, with both times."""
+    longest_s = max(found.first.step_s, found.second.step_s)
     click.echo(f"A = {found.first.case}\nB = {found.second.case}\n")
     for title, differences in (("region", found.regions), ("operator", found.operators[:top])):
         rows = []
         for d in differences:
-            times = [_ms(part.time_s) if part else "not run" for part in (d.first, d.second)]
+            times = [_time(part.time_s, longest_s) if part else "not run" for part in (d.first, d.second)]
             share = _percent(d.delta_s, found.delta_s) if found.delta_s else ""
-            rows.append([d.label, *times, _ms(d.delta_s), share])
-        rows.append(["step", _ms(found.first.step_s), _ms(found.second.step_s), _ms(found.delta_s), ""])
+            rows.append([d.label, *times, _time(d.delta_s, longest_s), share])
+        whole = (found.first.step_s, found.second.step_s, found.delta_s)
+        rows.append([found.first.what, *(_time(part_s, longest_s) for part_s in whole), ""])
         _print_fitting([title, "A", "B", "A less B", "of the difference"], rows)
 
 
@@ -144,12 +159,14 @@ def _bound(part: "OperatorPart") -> str:
     return "host" if part.host_s > part.compute_s else part.limit.replace("none", "")
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3f} ms" if abs(seconds) >= SHOWN_S else ""
+def _time(seconds: float, whole_s: float) -> str:
+    """A part of something that lasts `whole_s`, in the unit of the whole."""
+    scale, unit = (1e6, "us") if abs(whole_s) < SHORT_S else (1e3, "ms")
+    return f"{seconds * scale:,.3f} {unit}" if abs(seconds * scale) >= SHOWN else ""
 
 
 def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole and abs(part) >= SHOWN_S else ""
+    return f"{100 * part / whole:.1f} %" if whole and abs(part / whole) >= SHOWN else ""
 
 
 def _document(found: "Breakdown | Comparison") -> dict[str, Any]:

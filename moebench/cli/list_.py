@@ -164,9 +164,8 @@ def _of_suite(entries: Entries, kind: str, suite: str) -> Entries:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, dict):  # places by name: those that share a place together
-        by_place: dict[str, list[str]] = {}
-        for name, places in value.items():
-            by_place.setdefault(" and ".join(places), []).append(name)
-        return "; ".join(f"{place}: {', '.join(names)}" for place, names in by_place.items())
+    if isinstance(value, dict):  # where each name runs: most of them in the same places
+        usual = max(value.values(), key=list(value.values()).count)
+        unusual = [f"{name}: {' and '.join(places)}" for name, places in value.items() if places != usual]
+        return "; ".join([*unusual, f"{'others' if unusual else 'all'}: {' and '.join(usual)}"])
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

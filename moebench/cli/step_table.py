@@ -1,4 +1,4 @@
-"""The step times of a run as a table for the terminal: a line a point, a column a system, the fastest marked."""
+"""The times of a run's cases as tables for the terminal: a line a point, a column a system, the fastest marked."""
 
 from collections.abc import Sequence
 
@@ -10,27 +10,36 @@ from moebench.results.rows import CPU_BOUND, Row
 
 MOST_ROWS = 40
 FASTEST = "*"
+UNITS = {"step_time": ("ms", 1e3), "kernel_time": ("us", 1e6)}  # and how many of them a second has
 
 Key = tuple[str, str, str]  # point, engine, regime
 
 
-def print_step_times(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
-    """Step times where they are few; else how many there are, and how to list them."""
+def print_times(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
+    """The times of each kind of case where they are few; else how many there are, and how to list them."""
+    for metric in dict.fromkeys(case.workload.metric for case in cases):
+        own = [case for case in cases if case.workload.metric == metric]
+        _print_kind(own, [row for row in rows if row.metric == metric], run)
+
+
+def _print_kind(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
+    workload = cases[0].workload
     points = list(dict.fromkeys((case.point, case.engine) for case in cases))
     if len(points) > MOST_ROWS:
-        click.echo(f"{len(points)} points, {len(cases)} cases: `moebench explain {run}` lists their step times")
+        called = workload.metric.replace("_", " ")
+        click.echo(f"{len(points)} points, {len(cases)} cases: `moebench explain {run}` lists their {called}s")
         return
     columns, lines = step_times(cases, rows)
     systems = columns[2:] if "engine" in columns else columns[1:]
     kept = fitting(columns, lines, ("engine",), output_width())
-    click.echo("ms a step" + _how(rows))
+    click.echo(f"{UNITS[workload.metric][0]} a {workload.unit_of_work}" + _how(rows))
     for line in table_lines(kept, chosen(columns, lines, kept), systems):
         click.echo(line)
 
 
 def step_times(cases: Sequence[Case], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Columns and lines: the point (and the engine, where there are several), then a cell a system."""
-    summaries = [row for row in rows if row.metric == "step_time" and row.sample is None]
+    summaries = [row for row in rows if row.metric in UNITS and row.sample is None]
     systems = list(dict.fromkeys(case.system for case in cases))
     points = {case.name: case.point for case in cases}
     regimes = {row.detail.get("regime", "") for row in summaries}
@@ -58,10 +67,10 @@ def _cell(row: Row | None, fastest: float | None) -> str:
         return ""
     if row.value is None:
         return row.status
-    ms = f"{row.value * 1e3:,.4g}"
+    shown = f"{row.value * UNITS[row.metric][1]:,.4g}"
     if not _counts(row):
-        return f"{row.detail['mark']} {ms} "
-    return ms + (FASTEST if row.value == fastest else " ")
+        return f"{row.detail['mark']} {shown} "
+    return shown + (FASTEST if row.value == fastest else " ")
 
 
 def _how(rows: Sequence[Row]) -> str:

@@ -22,6 +22,7 @@ from moebench.workloads.suite import Suite
 WORKER = "moebench.local.worker"
 PROCESSES = 2
 BLOCKS = 7
+POINTS_A_PROCESS = 24  # of kernels
 
 
 @dataclass
@@ -58,19 +59,38 @@ def run_cases(
         processes, blocks: fresh processes a point, and blocks in each; every case is timed twice a block.
         threads: compute threads; default one for each usable core.
     """
-    for point in by_point(cases):
-        topology = topologies[point[0].topology]
-        if topology.ranks != 1:
-            reason = f"the local engine runs one rank and {topology.name} has {topology.ranks}: use --engine sim"
-            yield from (rows_without_number(case, topology, "unsupported", reason) for case in point)
+    for batch in _batches(by_point(cases)):
+        topology = topologies[batch[0][0].topology]
+        reason = _cannot_measure(topology)
+        if reason:
+            yield from (rows_without_number(case, topology, "unsupported", reason) for point in batch for case in point)
             continue
-        problem = _clock_problem(topology.hardware.kind)
-        if problem:
-            yield from (rows_without_number(case, topology, "unsupported", problem) for case in point)
-            continue
-        found = measure_point(point, topology.hardware.kind, processes, blocks, threads)
-        for case in point:
+        found = measure_points(batch, topology.hardware.kind, processes, blocks, threads)
+        for case in (case for point in batch for case in point):
             yield rows_of_case(case, topology, found[case.hash])
+
+
+def _batches(points: Sequence[tuple[Case, ...]]) -> Iterator[list[tuple[Case, ...]]]:
+    """Points that one process measures after another: a layer has its own, calls of kernels share one's start."""
+    batch: list[tuple[Case, ...]] = []
+    for point in points:
+        is_alone = not point[0].workload.issued_ahead
+        if batch and (is_alone or len(batch) == POINTS_A_PROCESS or point[0].topology != batch[0][0].topology):
+            yield batch
+            batch = []
+        batch.append(point)
+        if is_alone:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _cannot_measure(topology: Topology) -> str | None:
+    """Why nothing on a topology is measured here, or None."""
+    if topology.ranks != 1:
+        return f"the local engine runs one rank and {topology.name} has {topology.ranks}: use --engine sim"
+    return _clock_problem(topology.hardware.kind)
 
 
 def _clock_problem(kind: str) -> str | None:
@@ -91,24 +111,31 @@ def by_point(cases: Sequence[Case]) -> list[tuple[Case, ...]]:
     return [tuple(group) for group in found.values()]
 
 
-def measure_point(
-    cases: Sequence[Case],
+def measure_points(
+    points: Sequence[tuple[Case, ...]],
     kind: str,
     processes: int = PROCESSES,
     blocks: int = BLOCKS,
     threads: int | None = None,
 ) -> dict[str, Measured]:
-    """Measure cases of one point in fresh processes; by case hash."""
-    found = {case.hash: Measured() for case in cases}
+    """Measure the cases of some points in fresh processes, one after another; by case hash."""
+    found = {case.hash: Measured() for point in points for case in point}
     for process in range(processes):
-        request = Request(tuple(cases), kind, process, blocks, detail=process == 0)
-        try:
-            for message in run_child(WORKER, request, threads):
-                _take(found, message, process)
-        except ChildFailed as error:
-            for measured in found.values():
-                if measured.status == "passed":
-                    measured.status, measured.reason = "failed", str(error)
+        left = list(points)
+        while left:  # a process that died takes its point along, and the next one goes on behind it
+            done = 0
+            try:
+                request = Request(tuple(left), kind, process, blocks, detail=process == 0)
+                for message in run_child(WORKER, request, threads):
+                    done += "point_done" in message
+                    _take(found, message, process)
+                break
+            except ChildFailed as error:
+                for case in left[min(done, len(left) - 1)]:
+                    if found[case.hash].status == "passed":
+                        found[case.hash].status, found[case.hash].reason = "failed", str(error)
+                done += 1
+            left = left[done:]
     return found
 
 

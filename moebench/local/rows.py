@@ -47,7 +47,7 @@ def _detail_rows(case: Case, hardware: str, detail: Mapping[str, Any]) -> list[R
     """Deterministic quantities, and the operators' time in each region and phase."""
     if not detail:
         return []
-    rows = [row_of(case, hardware, "flops", "FLOP", float(sum(flops for *_, flops in detail["regions"])))]
+    rows = [row_of(case, hardware, "flops", "FLOP", float(detail["flops"]))]
     for metric, unit in (("device_bytes", "B"), ("launches", "1"), ("host_syncs", "1"), ("peak_memory", "B")):
         rows.append(row_of(case, hardware, metric, unit, float(detail[metric])))
     for region, phase, seconds, _ in detail["regions"]:

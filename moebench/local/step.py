@@ -12,6 +12,7 @@ from moebench import kinds
 from moebench.case import Case
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.plan_layers import layer_of
+from moebench.program import Program
 from moebench.systems.interface import LayerWeights
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import LayerWorkload
@@ -28,13 +29,12 @@ class Step:
     Attributes:
         run: of a layer: forward, backward, gradient sync of one rank, optimiser. Of a kernel: one call.
         persistent: tensors that live from step to step.
-        eager: the same with every operator issued by the host, where `run` replays a graph that was captured; None
-            where `run` is that itself.
+        counted: what `run` executes, where a trace has counted it; None leaves that to a recorder around `run`.
     """
 
     run: Callable[[], object]
     persistent: tuple[Tensor, ...]
-    eager: Callable[[], object] | None = None
+    counted: Program | None = None
 
 
 def build_step(case: Case, device: torch.device, group: Group | None = None) -> Step:

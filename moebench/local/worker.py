@@ -1,9 +1,10 @@
-"""The process that measures: builds the steps of one point, warms up, times them in random balanced blocks.
+"""The process that measures: builds the steps of a point, warms up, times them in random balanced blocks; the next point.
 
 Run as `python -m moebench.local.worker` by the engine, in the environment of `moebench.local.child`. Cases that share
 a point differ in their system only, so they are timed interleaved: whatever disturbs the machine disturbs all of them.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from moebench.sim.cost import NO_DEVICE_WORK
 
 if TYPE_CHECKING:
     from moebench.local.step import Step
+    from moebench.program import Program
 
 WARM_UP_STEPS = 3
 
@@ -27,14 +29,14 @@ class Request:
     """What the engine asks of one process.
 
     Attributes:
-        cases: they share a point.
+        points: cases that share a point, for each point.
         kind: `cpu` or `gpu`.
         process: number of this process; seeds the order of its blocks.
         blocks: each times every case twice, at mirrored places.
         detail: whether to count and time operators too.
     """
 
-    cases: tuple[Case, ...]
+    points: tuple[tuple[Case, ...], ...]
     kind: str
     process: int
     blocks: int
@@ -42,15 +44,22 @@ class Request:
 
 
 def measure(request: Request, send: Callable[..., None]) -> None:
-    """Measure the cases of `request`, sending one message for each sample."""
+    """Measure the cases of `request`, sending one message for each sample and one at the end of each point."""
+    clock = clock_for(request.kind)
+    for index, point in enumerate(request.points):
+        _measure_point(point, clock, request, send)
+        gc.collect()  # of this point's tensors: the next one needs the memory
+        send(point_done=index)
+
+
+def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: Callable[..., None]) -> None:
     import torch
 
     from moebench.local.step import build_step
 
-    clock = clock_for(request.kind)
     device = torch.device("cpu" if request.kind == "cpu" else "cuda")
     cases, steps = [], []
-    for case in request.cases:
+    for case in point:
         try:
             step = build_step(case, device)
             for _ in range(WARM_UP_STEPS):
@@ -76,7 +85,8 @@ def _time_blocks(
             step = steps[chosen].run
             with quiet_interpreter():
                 step()  # untimed: the caches now hold what this system's previous step leaves, as in a training loop
-                samples = {regime: clock.time_s(step, regime) for regime in clock.regimes}
+                ahead = cases[chosen].workload.issued_ahead
+                samples = {regime: clock.time_s(step, regime, ahead) for regime in clock.regimes}
             for regime, (seconds, extra) in samples.items():
                 send(case=cases[chosen].hash, time_s=seconds, regime=regime, block=block, place=place, **extra)
         send(block_done=block)
@@ -103,14 +113,20 @@ def _detail(step: "Step") -> dict[str, Any]:
     """What one step counts, and the measured time of each region and phase."""
     from moebench.local.op_times import timed_program
 
-    program, seconds = timed_program(step.eager or step.run, step.persistent)
+    if step.counted is not None:
+        return _counts(step.counted) | {"regions": []}
+    program, seconds = timed_program(step.run, step.persistent)
     regions: dict[tuple[str, str], list[float]] = {}
     for op, op_s in zip(program.ops, seconds):
         total = regions.setdefault((op.region, op.phase), [0.0, 0.0])
         total[0] += op_s
         total[1] += op.flops
+    return _counts(program) | {"regions": [[region, phase, *total] for (region, phase), total in regions.items()]}
+
+
+def _counts(program: "Program") -> dict[str, Any]:
     return {
-        "regions": [[region, phase, *total] for (region, phase), total in regions.items()],
+        "flops": sum(op.flops for op in program.ops),
         "device_bytes": sum(op.bytes for op in program.ops),
         "launches": sum(op.kind not in NO_DEVICE_WORK for op in program.ops),
         "host_syncs": sum(op.kind == "host-read" for op in program.ops),

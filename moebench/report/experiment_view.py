@@ -37,6 +37,7 @@ def experiment_view(folder: RunFolder, experiment: LayerExperiment, frame: pd.Da
             *_speedup_figures(experiment, step_times, scores),
             *_where_the_time_goes(experiment, point, steps, scores),
         ],
+        "tables": [],
         "not_published": experiment.not_published,
         "caveats": experiment.caveats,
         "cases": _case_table(own, step_times),

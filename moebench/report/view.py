@@ -3,7 +3,9 @@
 from typing import Any
 
 import moebench
-from moebench.claims.query import Condition, Obtained, StepTimes, obtain
+from moebench import kinds
+from moebench.claims.evidence import Evidence, obtain
+from moebench.claims.query import Condition, Obtained
 from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score, scoreboard
 from moebench.claims.verdict import NOT_RUN
@@ -18,15 +20,25 @@ from moebench.report.claims_view import (
     sentence,
     the_map,
 )
-from moebench.report.experiment_view import experiment_view
 from moebench.report.machines_view import machine_tables, machines_sentence
 from moebench.report.parts import Table, size
 from moebench.results.lines import SCHEMA_VERSION
+from moebench.results.rows import TIMES
 from moebench.results.store import RunFolder
 from moebench.results.table import table
 from moebench.workloads.machine import Parameter
 
-METRICS = ("step_time", "peak_memory", "flops")
+METRICS = (
+    *TIMES,
+    "peak_memory",
+    "flops",
+    "device_bytes",
+    "launches",
+    "floor_time",
+    "floor_ratio",
+    "achieved_bandwidth",
+    "achieved_rate",
+)
 
 READING = (
     "A verdict is computed from the rows of this run, never typed; it needs 90 % of the draws. "
@@ -48,7 +60,9 @@ def page(folder: RunFolder) -> dict[str, Any]:
     obtained = _obtained(folder, scores)
     defaults = {name: found.conditions[0] for name, found in obtained.items()}
     present = set(frame["experiment"])
-    experiments = [experiment_view(folder, e, frame, scores) for e in suite.experiments if e.name in present]
+    experiments = [
+        kinds.of(e.kind, "view")(folder, e, frame, scores) for e in suite.experiments if e.name in present
+    ]
     topologies = folder.topologies
     rests_on = " ".join(filter(None, (assumed_share(s) for s in scores)))
     return {
@@ -101,12 +115,12 @@ def _lead(
 
 
 def _obtained(folder: RunFolder, scores: list[Score]) -> dict[str, Obtained]:
-    times = StepTimes(folder.rows("step_time"))
+    evidence = Evidence.of(folder)
     found = {}
     for score in scores:
         if score.conditions:
             try:
-                found[score.claim.id] = obtain(score.claim, folder.suite, times)
+                found[score.claim.id] = obtain(score.claim, folder.suite, evidence)
             except CantAnswer:
                 continue
     return found

@@ -26,7 +26,7 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
     hardware = topology.hardware.name
     step_s = np.where(replay.fits, replay.step_time_s, np.nan)
     fits = bool(replay.fits[0])
-    reason = "" if fits else _memory_reason(replay, topology)
+    reason = "" if fits else _memory_reason(case.workload.unit_of_work, replay, topology)
     status = "passed" if fits else "out-of-memory"
     # Six digits: far below any interval, a fifth of the bytes.
     drawn = step_s[1:] if len(step_s) > 1 else step_s
@@ -89,12 +89,12 @@ def _interval(values: np.ndarray) -> dict[str, float]:
     return {"low": float(low), "high": float(high)}
 
 
-def _memory_reason(replay: Replay, topology: Topology) -> str:
+def _memory_reason(what: str, replay: Replay, topology: Topology) -> str:
     capacity = topology.hardware.parameters["gpu.memory.capacity"].value
     reserved = topology.hardware.parameters.get("gpu.memory.reserved")
     free = capacity - (reserved.value if reserved else 0)
     gib = 2**30
     return (
-        f"the step needs {replay.peak_bytes / gib:.1f} GiB, {topology.hardware.name} has {free / gib:.1f} GiB "
+        f"the {what} needs {replay.peak_bytes / gib:.1f} GiB, {topology.hardware.name} has {free / gib:.1f} GiB "
         f"beside what is reserved"
     )

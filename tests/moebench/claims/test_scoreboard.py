@@ -8,7 +8,7 @@ import pytest
 
 from moebench.claims import scoreboard as board
 from moebench.claims import verdict as v
-from moebench.claims.query import StepTimes
+from moebench.claims.evidence import Evidence
 from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score, scoreboard, summary, unscored
 from moebench.plan import Filters, plan
@@ -44,7 +44,7 @@ def judged(speedup_of, claim=H1, topologies=None):
         row = row_of(case, "hw", "step_time", "s", None if np.isnan(values[0]) else float(values[0]))
         status = "out-of-memory" if np.isnan(values[0]) else "passed"
         found.append(replace(row, draws=tuple(values), status=status))
-    return score(claim, hetu(), StepTimes(found), machines)
+    return score(claim, hetu(), Evidence(found, machines))
 
 
 def test_a_claim_that_holds_everywhere_is_reproduced():

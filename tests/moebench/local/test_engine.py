@@ -113,7 +113,7 @@ def test_an_unsupported_case_leaves_its_neighbours_measured():
     """A case that can't be built gets a reason, the other one of the point its samples."""
     sent = []
     odd = replace(TINY, gate=GateSpec("switch", 3))
-    measure(Request((case(workload=odd), case()), "cpu", 0, 1, detail=False), lambda **message: sent.append(message))
+    measure(Request(((case(workload=odd), case()),), "cpu", 0, 1, detail=False), lambda **message: sent.append(message))
     assert sent[0]["status"] == "unsupported"
     assert "top_k = 3" in sent[0]["reason"]
     assert sum("time_s" in message for message in sent) == 2

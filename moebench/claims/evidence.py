@@ -1,0 +1,48 @@
+"""What a run says, as the queries of every kind of workload read it."""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from moebench import kinds
+from moebench.claims.query import Obtained, StepTimes
+from moebench.claims.reported import Claim
+from moebench.claims.scope import experiment_of
+from moebench.results.rows import Row
+from moebench.results.store import RunFolder
+from moebench.workloads.machine import Topology
+from moebench.workloads.suite import Suite
+
+METRICS = ("step_time", "kernel_time", "device_bytes", "flops", "launches")
+
+
+class Evidence:
+    """The rows of a run that claims are judged by, and the machines they name."""
+
+    def __init__(self, rows: Iterable[Row] = (), topologies: Mapping[str, Topology] | None = None) -> None:
+        self.rows = tuple(rows)
+        self.topologies = dict(topologies or {})
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> "Evidence":
+        """What a run folder holds."""
+        return cls(folder.rows(*METRICS), folder.topologies)
+
+    @cached_property
+    def steps(self) -> StepTimes:
+        """Step times of layers."""
+        return StepTimes(self.rows)
+
+    @cached_property
+    def kernels(self) -> tuple[Row, ...]:
+        """Rows of kernels, samples left out."""
+        return tuple(row for row in self.rows if row.op is not None and row.sample is None)
+
+
+def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
+    """Our value of a claim, by the query of its experiment's kind.
+
+    Raises:
+        CantAnswer: and what it would need.
+    """
+    experiment = experiment_of(claim, suite)
+    return kinds.of(experiment.kind, "obtain")(claim, suite, evidence)

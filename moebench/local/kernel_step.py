@@ -1,0 +1,70 @@
+"""One call of a kernel on real tensors, ready to be timed again and again, and which calls are not worth it here."""
+
+import torch
+from torch import Tensor
+
+from moebench.case import Case
+from moebench.kernels.collectives.group import Group
+from moebench.local.step import CannotRun, Step
+from moebench.plan_kernels import kernel_of
+from moebench.program import Program
+from moebench.quantities import amount
+from moebench.trace.errors import Skipped, Unsupported
+from moebench.trace.kernel import trace_kernel
+from moebench.workloads.kernel import REFERENCE, KernelWorkload, is_reference_too_long
+from moebench.workloads.kernel_calls import TRITON, call_of
+from moebench.workloads.kernel_floor import floor_of
+
+# A call on a CPU beyond either takes many milliseconds, and is made some sixty times: large shapes are for GPUs.
+CPU_BYTES, CPU_FLOPS = 2e8, 3e9
+
+
+def kernel_step(case: Case, device: torch.device, group: Group | None = None) -> Step:
+    """One call of a case's implementation, on its seeded arguments.
+
+    Of a backward the forward has been run before, once, and every call computes all gradients from the same graph.
+
+    Raises:
+        CannotRun: the call has no meaning, or needs a GPU.
+        Skipped: too long for the reference, or for a CPU.
+    """
+    kernel, name = kernel_of(case), case.implementation
+    problem = kernel.problem(1 if group is None else group.size)
+    if problem:
+        raise CannotRun(problem)
+    if name == TRITON and device.type != "cuda":
+        raise CannotRun("triton compiles for GPUs, and this is a CPU; its interpreter checks results and times nothing")
+    if name == REFERENCE and (reason := is_reference_too_long(kernel)):
+        raise Skipped(reason)
+    counted = _counted(kernel, name)
+    if device.type == "cpu" and (reason := _is_too_much(kernel, counted)):
+        raise Skipped(reason)
+    call = call_of(kernel, name, device)
+    tensors = tuple(value for value in call.arguments if isinstance(value, Tensor))
+    if not kernel.is_backward:
+        return Step(call.forward, tensors, counted)
+    outputs = call.forward()
+    upstream = call.upstream(outputs)
+    return Step(lambda: call.backward(outputs, upstream), (*tensors, *upstream), counted)
+
+
+def _counted(kernel: KernelWorkload, implementation: str) -> Program | None:
+    """What a call executes, where it can be traced."""
+    if implementation == REFERENCE:
+        return None
+    try:
+        return trace_kernel(kernel, implementation)
+    except Unsupported:
+        return None
+
+
+def _is_too_much(kernel: KernelWorkload, counted: Program | None) -> str | None:
+    """Why a call isn't run on a CPU, or None: by what the implementation does, else by what any must do."""
+    floor = floor_of(kernel)
+    moved, flops = float(floor.bytes), float(floor.flops)
+    if counted is not None:
+        moved, flops = float(sum(op.bytes for op in counted.ops)), float(sum(op.flops for op in counted.ops))
+    if moved <= CPU_BYTES and flops <= CPU_FLOPS:
+        return None
+    does = " and ".join([f"moves {amount(moved, 'B')}"] + ([f"takes {amount(flops, 'FLOP')}"] if flops else []))
+    return f"a call {does}; on a CPU the limits are {amount(CPU_BYTES, 'B')} and {amount(CPU_FLOPS, 'FLOP')}"
