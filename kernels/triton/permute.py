@@ -22,7 +22,7 @@ def _routes(rows, tokens, live, num_rows, K: tl.constexpr):
     found = ()
     for k in tl.static_range(K):
         row = tl.load(rows + tokens * K + k, mask=live, other=-1)
-        found = found + (tl.where((row >= 0) & (row < num_rows), row, -1),)
+        found = found + (tl.where((row >= 0) & (row < num_rows), row, -1),)  # type: ignore[assignment]
     return found
 
 
@@ -48,7 +48,7 @@ def _scales(weights, routes, tokens, K: tl.constexpr, WIDE: tl.constexpr):
     found = ()
     for k in tl.static_range(K):
         scale = tl.load(weights + tokens * K + k, mask=routes[k] >= 0, other=0)
-        found = found + (scale.to(WIDE),)
+        found = found + (scale.to(WIDE),)  # type: ignore[assignment]
     return found
 
 
@@ -131,7 +131,8 @@ def unpermute_backward_kernel(
         blocks = ()
         for k in tl.static_range(K):  # every load before the first store, which the compiler can't move it across
             place = y + (routes[k] * D)[:, None] + columns[None, :]
-            blocks = blocks + (tl.load(place, mask=(routes[k] >= 0)[:, None] & inside[None, :], other=0),)
+            has_row = (routes[k] >= 0)[:, None]
+            blocks = blocks + (tl.load(place, mask=has_row & inside[None, :], other=0),)  # type: ignore[assignment]
         for k in tl.static_range(K):
             has_row = (routes[k] >= 0)[:, None]
             dot = tl.sum(upstream * blocks[k].to(WIDE), axis=1)[:, None]
