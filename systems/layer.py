@@ -119,13 +119,15 @@ class ExpertParallelLayer(MoELayer):
         """The gradients of this layer's parameters, in the common layout; zeros where autograd left None."""
         router_ED = self.gate.weight_ED
         if router_ED is None:
-            router_ED = self.local_experts[0].w1_DF.new_zeros(self.workload.experts, self.workload.d_model)
+            router_DE = self.local_experts[0].w1_DF.new_zeros(self.workload.d_model, self.workload.experts)
+        else:
+            router_DE = _grad(router_ED).t().contiguous()
 
         def stacked(name: str) -> Tensor:
             return torch.stack([_grad(getattr(expert, name)) for expert in self.experts])
 
         w3_LDF = stacked("w3_DF") if self.workload.activation == "swiglu" else None
-        return LayerWeights(_grad(router_ED).t().contiguous(), stacked("w1_DF"), stacked("w2_FD"), w3_LDF)
+        return LayerWeights(router_DE, stacked("w1_DF"), stacked("w2_FD"), w3_LDF)
 
 
 def refusal(

@@ -36,9 +36,9 @@ def canonical(options: type, gate: GateSpec) -> GateSpec:
     Raises:
         InputError: as `read`.
     """
-    read_ones, defaults = read(options, gate), _built(options, gate.name, {})
-    changed = [f.name for f in _fields(options) if getattr(read_ones, f.name) != getattr(defaults, f.name)]
-    return GateSpec(gate.name, gate.top_k, tuple((name, getattr(read_ones, name)) for name in changed))
+    own: Any = read(options, gate)
+    changed = [f.name for f in _fields(options) if getattr(own, f.name) != f.default]
+    return GateSpec(gate.name, gate.top_k, tuple((name, getattr(own, name)) for name in changed))
 
 
 def parse(options: type, gate: str, pairs: Iterable[tuple[str, str]]) -> dict[str, OptionValue]:
