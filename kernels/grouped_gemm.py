@@ -154,14 +154,19 @@ def _torch_grouped_gemm(x_ND: Tensor, ends_L: Tensor, w_LDF: Tensor) -> Tensor:
 
 def grouped_mm_with_zero_tail(x_ND: Tensor, ends_L: Tensor, w_LDF: Tensor) -> Tensor:
     """torch's grouped product with zeros where it leaves memory as it was: past the last end."""
-    y_NF = F.grouped_mm(x_ND, w_LDF, offs=ends_L.to(torch.int32))
+    y_NF = F.grouped_mm(x_ND, w_LDF, offs=_offsets(ends_L, x_ND.shape[0]))
     is_unused_N = torch.arange(x_ND.shape[0], device=x_ND.device) >= ends_L[-1]
     return y_NF.masked_fill_(is_unused_N.unsqueeze(1), 0)
 
 
+def _offsets(ends_L: Tensor, num_rows: int) -> Tensor:
+    """The ends as torch's grouped product takes them, which does not check them: int32, ascending, within the rows."""
+    return ends_L.clamp(0, num_rows).cummax(0).values.to(torch.int32)
+
+
 def _torch_grouped_gemm_dw(x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor) -> Tensor:
     if _runs_on_device(x_ND, dy_NF):
-        return F.grouped_mm(x_ND.t(), dy_NF, offs=ends_L.to(torch.int32))
+        return F.grouped_mm(x_ND.t(), dy_NF, offs=_offsets(ends_L, x_ND.shape[0]))
     dw_LDF = _fake_grouped_gemm_dw(x_ND, ends_L, dy_NF)
     *experts, _ = _rows_of_experts(ends_L, x_ND.shape[0])
     for expert, (begin, end) in enumerate(experts):

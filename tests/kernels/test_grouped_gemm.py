@@ -113,6 +113,15 @@ def test_grouped_product_of_torch_is_mended(dtype):
     assert not y[5:].any()
 
 
+@pytest.mark.parametrize("ends", [(5, -3, 900), (2**40, 3, 8), (-(2**40), -1, 2**33)], ids=str)
+def test_ends_out_of_order_do_not_reach_torch(ends):
+    """Its kernel forms addresses from them: it gets them ascending and within the rows, as the loop does."""
+    x, w = torch.randn(8, 16), torch.randn(3, 16, 8)
+    torch.testing.assert_close(
+        grouped_mm_with_zero_tail(x, torch.tensor(ends), w), grouped_gemm(x, torch.tensor(ends), w)
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "aligned"),
     [
