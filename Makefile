@@ -8,6 +8,7 @@
 # make clean   remove what the above built (the virtual environment too; runs/ stays)
 #
 # PYTHON       interpreter of the virtual environment, 3.11 or later
+# OUT          folder for what gpu-check writes, instead of results/measured/<gpu>
 # TORCH_INDEX  package index to look for PyTorch in, besides pip's own: PyTorch's CPU wheel index spares 3 GB of CUDA
 
 PYTHON ?= python3
@@ -46,7 +47,7 @@ clock-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.clock_check --calibrate
 
 gpu-check: sources
-	PYTHONPATH=build/src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check
+	PYTHONPATH=build/src:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -P -m benchmarks.gpu_check $(if $(OUT),--out $(OUT))
 
 bench: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q benchmarks/bench_*.py --benchmark-enable --benchmark-columns=min,median,max,rounds

@@ -51,6 +51,8 @@ class GpuClock:
         cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         # Twice the cache, read and not written: lines that a write left dirty would be written back in the sample.
         self._other = torch.ones(max(2 * cache_bytes, 1 << 22) // 4, dtype=torch.float32, device="cuda")
+        self._other.sum()  # loads its kernel
+        self._side = torch.cuda.Stream()
 
     def time(self, call: Callable[[], object], can_capture: bool = True) -> Times:
         """Warm up, then measure `call`.
@@ -73,12 +75,11 @@ class GpuClock:
 
     def _warm_up(self, call: Callable[[], object]) -> None:
         """Compile, load modules, allocate workspaces: on a side stream, as a capture would run it."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             for _ in range(WARM_UP_CALLS):
                 call()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._side)
         torch.cuda.synchronize()
 
     def _captured(self, call: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:

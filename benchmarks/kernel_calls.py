@@ -61,7 +61,7 @@ ARGUMENTS = {
     "dequantise_fp8": lambda: quantise_fp8(torch.randn(T, D)),
     "attention": lambda: (_leaf(2, 4, T, D), _leaf(2, 2, T, D), _leaf(2, 2, T, D)),
 }
-CALLS = {
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple]]] = {
     f"{kernel.name}/{name}": (function, ARGUMENTS[kernel.name])
     for kernel in KERNELS.values()
     for name, function in kernel.implementations.items()

@@ -20,29 +20,39 @@ ROOT = Path(__file__).parent.parent
 BLOCKED = ("pydantic", "pydantic_core", "ortools", "ruptures", "hypothesis", "pandas", "scipy", "seaborn", "pynvml")
 
 
-def test_without_a_gpu_it_says_so_and_exits_2():
-    """One sentence, with none of the packages that a GPU machine may lack, and without an installed moebench."""
+def test_without_a_gpu_it_says_so_and_exits_2(tmp_path):
+    """One sentence, from the sources alone: no installed moebench, none of the packages that a GPU machine may lack."""
+    package = tmp_path / "moebench"
+    package.mkdir()
+    for path in (*(ROOT / "moebench").iterdir(), *(ROOT / name for name in ("kernels", "systems", "workloads"))):
+        (package / path.name).symlink_to(path)
     code = f"""
 import sys
 for name in {BLOCKED!r}:
     sys.modules[name] = None
-sys.argv = ["gpu_check"]
 from benchmarks.gpu_check import main
-sys.exit(main())
+sys.exit(main([]))
 """
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    libraries = Path(torch.__file__).parent.parent
+    path = f"{tmp_path}:{ROOT}:{libraries}"
+    environment = {"PYTHONPATH": path, "PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
+    # -S: no site, and with it none of the links by which an editable install finds moebench.
+    done = subprocess.run(
+        [sys.executable, "-P", "-S", "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip().splitlines() == [
         f"gpu-check needs a GPU, and torch {torch.__version__} finds none on this machine."
     ]
 
 
-def test_make_gpu_check_needs_no_virtual_environment(tmp_path):
-    """The command that it runs maps the packages by links."""
-    done = subprocess.run(["make", "-n", "gpu-check"], cwd=ROOT, capture_output=True, text=True)
+def test_make_gpu_check_needs_no_virtual_environment():
+    """It maps the packages by links, before the working directory, whose moebench lacks the kernels."""
+    done = subprocess.run(["make", "-n", "gpu-check", "OUT=there"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "-m benchmarks.gpu_check" in done.stdout
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("PYTHONPATH=build/src:. ")
+    assert last.endswith("-P -m benchmarks.gpu_check --out there")
     assert "pip" not in done.stdout
 
 
