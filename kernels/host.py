@@ -53,7 +53,12 @@ def read_ints(values: Tensor, quantity: str) -> list[int]:
             return [int(v) for v in values.detach().reshape(-1).to(torch.int64).tolist()]
     if not _answer:
         raise UnansweredRead(f"the program reads {quantity} of a traced tensor, and nothing answers")
-    answer = _answer[-1](quantity, values)
+    # What answers may run a rule on real tensors: its reads are not the program's.
+    heard, _notify[:] = list(_notify), []
+    try:
+        answer = _answer[-1](quantity, values)
+    finally:
+        _notify[:] = heard
     if len(answer) != values.numel():
         raise UnansweredRead(f"{quantity}: {values.numel()} values were read, the answer has {len(answer)}")
     return answer

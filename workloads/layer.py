@@ -13,7 +13,7 @@ ROUTINGS = ("iid", "exact", "zipf", "trace")
 MOST_LOCAL_EXPERTS = 1024  # of a rank: far above any model, and what a layer may loop over
 # Rules that leave no choice of K, which their label then does not name. A rule that lets many experts have a token
 # during training counts what it makes in evaluation.
-FIXED_TOP_K = {"switch": 1, "gshard": 2, "hash": 1, "dense-to-sparse": 1}
+FIXED_TOP_K = {"switch": 1, "gshard": 2, "hash": 1, "base": 1, "dense-to-sparse": 1}
 
 OptionValue = str | int | float | bool
 

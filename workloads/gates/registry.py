@@ -3,12 +3,17 @@
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.gates import options as gate_options
+from moebench.workloads.gates.base import BASE
+from moebench.workloads.gates.bpr import BPR
 from moebench.workloads.gates.dense_to_sparse import DENSE_TO_SPARSE
+from moebench.workloads.gates.expert_choice import EXPERT_CHOICE
 from moebench.workloads.gates.gate import Gate
 from moebench.workloads.gates.gshard import GSHARD
 from moebench.workloads.gates.hash import HASH
 from moebench.workloads.gates.ktop1 import KTOP1
 from moebench.workloads.gates.sam import SAM
+from moebench.workloads.gates.sigmoid import SIGMOID
+from moebench.workloads.gates.sinkhorn import SINKHORN
 from moebench.workloads.gates.switch import SWITCH
 from moebench.workloads.gates.topk import TOPK
 from moebench.workloads.layer import FIXED_TOP_K, GateSpec, OptionValue
@@ -16,7 +21,11 @@ from moebench.workloads.layer import FIXED_TOP_K, GateSpec, OptionValue
 __all__ = ["GATES", "Gate", "gate", "get_gate", "parse_label", "problem"]
 
 GATES: dict[str, Gate] = {
-    one.name: one for one in (SWITCH, GSHARD, TOPK, KTOP1, HASH, SAM, DENSE_TO_SPARSE)
+    one.name: one
+    for one in (
+        *(SWITCH, GSHARD, TOPK, KTOP1, BASE, HASH, SAM, DENSE_TO_SPARSE),
+        *(EXPERT_CHOICE, SIGMOID, BPR, SINKHORN),
+    )
 }
 
 
