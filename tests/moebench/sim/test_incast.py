@@ -40,6 +40,7 @@ def cluster(size, buffer):
     ],
 )
 def test_a_port_overflows_where_packets_were_lost(size, rank_kib, buffer, overflows):
+    """The pressure is above 1 in those measured cells that lost packets, and in no other."""
     topology = cluster(size, buffer)
     message = rank_kib * KIB // topology.ranks
     pressure = port_pressure([program(topology.ranks, message)], topology)
@@ -47,8 +48,10 @@ def test_a_port_overflows_where_packets_were_lost(size, rank_kib, buffer, overfl
 
 
 def test_a_ring_has_one_sender_a_port():
+    """An all-reduce presses on no port."""
     assert port_pressure([program(64, 1 << 20, "all_reduce")], cluster("8x8", "512 KiB")) == 0
 
 
 def test_a_fabric_without_a_stated_buffer_loses_nothing():
+    """Where the topology states none, ports are deep enough, and there is no metric."""
     assert port_pressure([program(32, 1 << 20)], load_topology("4x8-titan-rtx")) is None
