@@ -20,11 +20,13 @@ class Collective:
     for each peer in the group's order, itself included.
 
     Attributes:
-        algorithm: `all_to_all` (a gather or scatter is an uneven one), `all_gather`, `reduce_scatter`, `all_reduce`.
+        algorithm: `all_to_all` (a gather or scatter is an uneven one), `all_gather`, `reduce_scatter`, `all_reduce`,
+            `broadcast`, `reduce`.
         group: the group's name (`world`, ...).
         ranks: the group's global ranks, a `range` where possible.
         bytes_per_peer: even all-to-all: bytes to each peer. all_gather: bytes that each rank contributes.
-            reduce_scatter: bytes that each rank ends with. all_reduce: bytes of the whole buffer. None where uneven.
+            reduce_scatter: bytes that each rank ends with. all_reduce, broadcast, reduce: bytes of the whole buffer.
+            None where uneven.
         send_bytes, receive_bytes: uneven all-to-all only, one entry a peer.
     """
 

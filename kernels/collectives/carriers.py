@@ -86,6 +86,22 @@ def carry_all_reduce(buffer: Tensor, group: Group) -> Sequence[Any]:
     return (dist.all_reduce(_handed(buffer), group=group.process_group, async_op=True),)
 
 
+def carry_broadcast(output: Tensor, root: int, group: Group) -> Sequence[Any]:
+    """Give every rank what rank `root` of the group has in `output`."""
+    if output.numel() == 0:
+        return ()
+    if backend_of(group, output.device) == "fake":
+        return () if group.index == root else _pretend(output, output[:0])
+    return (dist.broadcast(_handed(output), group=group.process_group, async_op=True, group_src=root),)
+
+
+def carry_reduce(buffer: Tensor, root: int, group: Group) -> Sequence[Any]:
+    """Sum over the ranks into the buffer of rank `root` of the group; gloo leaves partial sums in the others' too."""
+    if buffer.numel() == 0 or backend_of(group, buffer.device) == "fake":
+        return ()
+    return (dist.reduce(_handed(buffer), group=group.process_group, async_op=True, group_dst=root),)
+
+
 def _handed(tensor: Tensor) -> Tensor:
     """The contiguous tensor as a backend gets it.
 

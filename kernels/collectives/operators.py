@@ -49,6 +49,19 @@ def _all_to_all_fake(x: Tensor, input_splits: Sequence[int], output_splits: Sequ
     return _noted_if_meta("all_to_all_start", _received(x, input_splits, output_splits), x)
 
 
+def _all_to_all_into(
+    x: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], output: Tensor, group: str
+) -> Tensor:
+    works = carriers.carry_all_to_all(output, x, input_splits, output_splits, find_group(group))
+    return note("all_to_all_into_start", output, x, works)
+
+
+def _all_to_all_into_fake(
+    x: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], output: Tensor, group: str
+) -> Tensor:
+    return _noted_if_meta("all_to_all_into_start", output, x)
+
+
 def rooted_splits(rows: int, rows_of_ranks: Sequence[int], size: int) -> tuple[list[int], list[int]]:
     """Rows that a rank exchanges with the first one, and those that the first one exchanges with every rank.
 
@@ -78,6 +91,28 @@ def _scatter(x: Tensor, rows: Sequence[int], own: int, group: str) -> Tensor:
 
 def _scatter_fake(x: Tensor, rows: Sequence[int], own: int, group: str) -> Tensor:
     return _noted_if_meta("scatter_start", _new(x, own), x)
+
+
+def _broadcast(x: Tensor, rows: int, root: int, group: str) -> Tensor:
+    ranks = find_group(group)
+    output = x.clone() if ranks.index == root else _new(x, rows)
+    return note("broadcast_start", output, x, carriers.carry_broadcast(output, root, ranks))
+
+
+def _broadcast_fake(x: Tensor, rows: int, root: int, group: str) -> Tensor:
+    return _noted_if_meta("broadcast_start", _new(x, rows), x)
+
+
+def _reduce(x: Tensor, root: int, group: str) -> Tensor:
+    ranks = find_group(group)
+    buffer = x.clone()  # which backends may write on every rank
+    output = buffer if ranks.index == root else _new(x, 0)
+    return note("reduce_start", output, buffer, carriers.carry_reduce(buffer, root, ranks))
+
+
+def _reduce_fake(x: Tensor, root: int, group: str) -> Tensor:
+    is_root = find_group(group).index == root
+    return _noted_if_meta("reduce_start", torch.empty_like(x) if is_root else _new(x, 0), x)
 
 
 def _all_gather(x: Tensor, group: str) -> Tensor:
@@ -144,10 +179,20 @@ all_to_all_start = _define(
     _all_to_all,
     _all_to_all_fake,
 )
+all_to_all_into_start = _define(
+    "all_to_all_into_start(Tensor x, SymInt[] input_splits, SymInt[] output_splits, Tensor(a!) output, str group) "
+    "-> Tensor(a!)",
+    _all_to_all_into,
+    _all_to_all_into_fake,
+)
 gather_start = _define("gather_start(Tensor x, SymInt[] rows, str group) -> Tensor", _gather, _gather_fake)
 scatter_start = _define(
     "scatter_start(Tensor x, SymInt[] rows, SymInt own, str group) -> Tensor", _scatter, _scatter_fake
 )
+broadcast_start = _define(
+    "broadcast_start(Tensor x, SymInt rows, int root, str group) -> Tensor", _broadcast, _broadcast_fake
+)
+reduce_start = _define("reduce_start(Tensor x, int root, str group) -> Tensor", _reduce, _reduce_fake)
 all_gather_start = _define("all_gather_start(Tensor x, str group) -> Tensor", _all_gather, _all_gather_fake)
 reduce_scatter_start = _define(
     "reduce_scatter_start(Tensor x, str group) -> Tensor", _reduce_scatter, _reduce_scatter_fake

@@ -6,8 +6,8 @@
 
 Start and wait are one autograd Function each. Autograd runs what was recorded last first, so the backward reads: launch
 the gradient's collective (the wait's backward), the gradients of the other work, wait for it (the start's backward).
-Gradients: all-to-all <-> all-to-all with the splits swapped, gather <-> scatter, all-gather <-> reduce-scatter,
-all-reduce <-> all-reduce.
+Gradients: all-to-all <-> all-to-all with the splits swapped, gather <-> scatter, broadcast <-> reduce,
+all-gather <-> reduce-scatter, all-reduce <-> all-reduce.
 
 All ranks of a group must start the same collectives in the same order. Sums are plain sums, never means. A group of one
 rank exchanges nothing: `wait` returns the very tensor.
@@ -28,6 +28,8 @@ _REVERSE = {
     "all_to_all": "all_to_all",
     "gather": "scatter",
     "scatter": "gather",
+    "broadcast": "reduce",
+    "reduce": "broadcast",
     "all_gather": "reduce_scatter",
     "reduce_scatter": "all_gather",
     "all_reduce": "all_reduce",
@@ -39,13 +41,14 @@ class _Collective:
     """One collective's arguments but the tensor.
 
     Empty splits: even. Of a gather and a scatter: a rank's own rows on one side; on the other the rows of every rank,
-    empty but on the first rank.
+    empty but on the first rank. Of a broadcast the rows as `output_splits`, of a reduce as `input_splits`.
     """
 
     name: str
     group: str
     input_splits: tuple[int, ...] = ()
     output_splits: tuple[int, ...] = ()
+    root: int = 0
 
     def reverse(self) -> "_Collective":
         """What the gradient takes."""
@@ -62,6 +65,10 @@ class _Collective:
             return operators.gather_start(x, self.output_splits, self.group)
         if self.name == "scatter":
             return operators.scatter_start(x, self.input_splits, self.output_splits[0], self.group)
+        if self.name == "broadcast":
+            return operators.broadcast_start(x, self.output_splits[0], self.root, self.group)
+        if self.name == "reduce":
+            return operators.reduce_start(x, self.root, self.group)
         return _LAUNCH[self.name](x, self.group)
 
 
@@ -167,6 +174,33 @@ def start_all_to_all(
     return Pending(x) if group.size == 1 else _start(x, collective)
 
 
+def start_all_to_all_into(
+    output: Tensor, x: Tensor, group: Group, input_splits: Sequence[int], output_splits: Sequence[int]
+) -> Pending:
+    """As `start_all_to_all`, into `output`, which may be a part of a larger tensor; not differentiable.
+
+    A rank alone copies its rows.
+
+    Raises:
+        ValueError: as `start_all_to_all`; a tensor that is not contiguous or needs a gradient, an output that does not
+            hold what comes.
+    """
+    _check_splits(x, group, input_splits, output_splits)
+    for tensor in (x, output):
+        if not tensor.is_contiguous() or (tensor.requires_grad and torch.is_grad_enabled()):
+            raise ValueError("an all-to-all into a tensor takes contiguous tensors that need no gradient")
+    if output.shape != (sum(output_splits), *x.shape[1:]) or output.dtype != x.dtype:
+        raise ValueError(
+            f"all-to-all: {sum(output_splits)} rows of shape {tuple(x.shape[1:])} in {x.dtype} do not fit into an "
+            f"output of shape {tuple(output.shape)} in {output.dtype}"
+        )
+    if group.size == 1:
+        return Pending(output.copy_(x))
+    sent, received = tuple(input_splits), tuple(output_splits)
+    pending = operators.all_to_all_into_start(x, sent, received, output, group.key)
+    return Pending(pending, _Collective("all_to_all", group.key, sent, received))
+
+
 def start_gather(x: Tensor, group: Group, rows: Sequence[int] | None = None) -> Pending:
     """Collect [N, ...] of every rank on the group's first rank, in rank order; the others get no rows. Differentiable.
 
@@ -200,6 +234,35 @@ def start_scatter(x: Tensor, group: Group, own: int, rows: Sequence[int] | None 
         holder = "the first rank" if every else "another rank than the first"
         raise ValueError(f"scatter: {holder} holds {x.shape[0]} rows, not {sum(every)}")
     return Pending(x) if group.size == 1 else _start(x, _Collective("scatter", group.key, every, (own,)))
+
+
+def start_broadcast(x: Tensor, group: Group, rows: int, root: int = 0) -> Pending:
+    """Give every rank the rows of the group's rank `root`; differentiable.
+
+    Args:
+        x: [N, ...] on the root; on the others [0, ...]: it tells the shape of a row, and leads the gradient on.
+        rows: N, known to every rank.
+
+    Raises:
+        ValueError: rows do not fit, no such root.
+    """
+    _check_rows("broadcast", x)
+    _check_root("broadcast", root, group)
+    own = rows if group.index == root else 0
+    if x.shape[0] != own:
+        raise ValueError(f"broadcast of {rows} rows from rank {root}: rank {group.index} holds {x.shape[0]}, not {own}")
+    return Pending(x) if group.size == 1 else _start(x, _Collective("broadcast", group.key, (), (rows,), root))
+
+
+def start_reduce(x: Tensor, group: Group, root: int = 0) -> Pending:
+    """Sum the ranks' [N, ...], equal in shape, on the group's rank `root`; the others get no rows. Differentiable.
+
+    Raises:
+        ValueError: no such root.
+    """
+    _check_rows("reduce", x)
+    _check_root("reduce", root, group)
+    return Pending(x) if group.size == 1 else _start(x, _Collective("reduce", group.key, (x.shape[0],), (), root))
 
 
 def start_all_gather(x: Tensor, group: Group) -> Pending:
@@ -249,6 +312,16 @@ def scatter(x: Tensor, group: Group, own: int, rows: Sequence[int] | None = None
     return start_scatter(x, group, own, rows).wait()
 
 
+def broadcast(x: Tensor, group: Group, rows: int, root: int = 0) -> Tensor:
+    """`start_broadcast` and its wait, with nothing between."""
+    return start_broadcast(x, group, rows, root).wait()
+
+
+def reduce(x: Tensor, group: Group, root: int = 0) -> Tensor:
+    """`start_reduce` and its wait, with nothing between."""
+    return start_reduce(x, group, root).wait()
+
+
 def all_gather(x: Tensor, group: Group) -> Tensor:
     """`start_all_gather` and its wait, with nothing between."""
     return start_all_gather(x, group).wait()
@@ -273,6 +346,11 @@ def _check_even(what: str, x: Tensor, group: Group) -> None:
     _check_rows(what, x)
     if x.shape[0] % group.size:
         raise ValueError(f"{what} without splits: {x.shape[0]} rows are not a multiple of {group.size} ranks")
+
+
+def _check_root(what: str, root: int, group: Group) -> None:
+    if not 0 <= root < group.size:
+        raise ValueError(f"{what}: root {root} is not a rank of the group, 0 to {group.size - 1}")
 
 
 def _rows_of_ranks(what: str, rows: Sequence[int], own: int, group: Group) -> tuple[int, ...]:

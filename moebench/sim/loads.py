@@ -5,6 +5,7 @@ closed forms. Balanced collectives are closed forms of the node shares, so 1,440
 take one row of bytes for each distinct rank.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,10 +81,17 @@ def loads(collective: Collective, topology: Topology, rows: Rows | None = None) 
     if collective.algorithm in ("all_gather", "reduce_scatter"):
         own = size if collective.algorithm == "all_gather" else 0.0
         return [_ring(size, ranks - 1, 1, own, shares, topology)]
+    is_gloo = topology.hardware.kind == "cpu"
     if collective.algorithm == "all_reduce":
         ring = _ring(size / ranks, 2 * (ranks - 1), 2, 0.0, shares, topology)
-        is_gloo = topology.hardware.kind == "cpu"  # which has no tree
-        return [ring] if is_gloo else [ring, _tree(size, shares, topology)]
+        return [ring] if is_gloo else [ring, _tree(size, shares, topology)]  # gloo has no tree
+    if collective.algorithm in ("broadcast", "reduce"):
+        if not is_gloo:
+            return [_chain(size, shares, topology)]
+        if collective.algorithm == "broadcast":
+            return [_binomial_tree(size, collective, topology)]
+        ring = _ring(size / ranks, ranks - 1, 1, 0.0, shares, topology)
+        return [_one_after_the_other(ring, _gather(size / ranks, collective, topology))]
     raise ValueError(f"unknown collective {collective.algorithm!r}")
 
 
@@ -171,6 +179,82 @@ def _ring(
             ),
         },
     )
+
+
+def _chain(size: float, shares: Sequence[NodeShare], topology: Topology) -> Load:
+    """NCCL's broadcast and reduce: from rank to rank in node order, one ring a NIC, in pieces that follow each other.
+
+    Every rank but the last passes everything on; which one is the root does not matter. The time in which the pipeline
+    fills is in the latencies only.
+    """
+    nodes, most = sum(s.nodes for s in shares), max(s.members for s in shares)
+    ranks = sum(s.members * s.nodes for s in shares)
+    nics = _nics(most, topology)
+    moves = 1 if size else 0
+    inside, crossing = ranks - nodes, nodes - 1
+    on_link, on_nic = (moves if inside else 0), (moves if crossing else 0)
+    return Load(
+        link_bytes=size * on_link,
+        link_messages=on_link,
+        bridge_bytes=(most - 1) * size,
+        nic_bytes=size * on_nic,
+        nic_messages=nics * on_nic,
+        fabric_bytes=crossing * size,
+        nodes=nodes,
+        nics=nics,
+        link_steps=inside * moves,
+        nic_steps=crossing * moves,
+        in_sequence=True,
+        use={
+            "link": TierUse(size * on_link, on_link, inside * size, inside * moves),
+            "nic": TierUse(size * on_nic, nics * on_nic, crossing * size, crossing * nics * moves),
+        },
+    )
+
+
+def _binomial_tree(size: float, collective: Collective, topology: Topology) -> Load:
+    """gloo's broadcast: in each step everyone who has the whole message sends it to one who does not.
+
+    Which rank is the root is not known here: priced as if it were the first.
+    """
+    ranks = len(collective.ranks)
+    steps = []
+    for distance in (2**step for step in range((ranks - 1).bit_length())):
+        peers = {rank: rank + distance for rank in range(min(distance, ranks - distance))}
+        steps.append(_uneven(collective, topology, _one_message_each(collective, peers, size)))
+    return functools.reduce(_one_after_the_other, steps)
+
+
+def _gather(size: float, collective: Collective, topology: Topology) -> Load:
+    """The end of gloo's reduce: every rank sends its part of the sum to the root, priced as if it were the first."""
+    peers = dict.fromkeys(range(1, len(collective.ranks)), 0)
+    return _uneven(collective, topology, _one_message_each(collective, peers, size))
+
+
+def _one_message_each(collective: Collective, peers: Mapping[int, int], size: float) -> Rows:
+    """Rows of an exchange in which some ranks send `size` bytes to one peer, both by place in the group."""
+    ranks = len(collective.ranks)
+    sent = [[0] * ranks for _ in range(ranks)]
+    for rank, peer in peers.items():
+        sent[rank][peer] = round(size)
+    return [((rank,), row) for rank, row in zip(collective.ranks, sent)]
+
+
+def _one_after_the_other(first: Load, second: Load) -> Load:
+    """Two phases of one collective; `use` is right where the same rank sends most in both."""
+
+    def added(a: TierUse, b: TierUse) -> TierUse:
+        return TierUse(*(getattr(a, name) + getattr(b, name) for name in TierUse.__dataclass_fields__))
+
+    assert first.use is not None
+    assert second.use is not None
+    use = {tier: added(first.use[tier], second.use[tier]) for tier in first.use}
+    sums = {
+        name: getattr(first, name) + getattr(second, name)
+        for name in Load.__dataclass_fields__
+        if name not in ("nodes", "nics", "in_sequence", "use")
+    }
+    return Load(nodes=first.nodes, nics=first.nics, in_sequence=True, use=use, **sums)
 
 
 def _tree(size: float, shares: Sequence[NodeShare], topology: Topology) -> Load:

@@ -11,8 +11,11 @@ from moebench.program import Collective
 
 STARTS = {
     "moebench::all_to_all_start": "all_to_all",
+    "moebench::all_to_all_into_start": "all_to_all",
     "moebench::gather_start": "gather",
     "moebench::scatter_start": "scatter",
+    "moebench::broadcast_start": "broadcast",
+    "moebench::reduce_start": "reduce",
     "moebench::all_gather_start": "all_gather",
     "moebench::reduce_scatter_start": "reduce_scatter",
     "moebench::all_reduce_start": "all_reduce",
@@ -37,7 +40,7 @@ def collective_of(algorithm: str, args: Sequence[Any], result: Tensor) -> Collec
         return _uneven(group.name, ranks, (args[1], args[2]), _row_bytes(source))
     if algorithm == "all_to_all":
         size = source.numel() * source.element_size() // group.size
-    elif algorithm == "reduce_scatter":
+    elif algorithm in ("reduce_scatter", "broadcast"):
         size = result.numel() * result.element_size()
     else:
         size = source.numel() * source.element_size()

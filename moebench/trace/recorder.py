@@ -5,6 +5,7 @@ worked out by the other files of this folder; this one puts them together, once 
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -45,7 +46,7 @@ class Recorder:
         self._memory = LiveStorages()
         self._memory.seed(persistent)
         self._attribution = Attribution()
-        self._starts: dict[int, int] = {}
+        self._starts: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         self._zeros: int | None = None
         self._device = persistent[0].device.type if persistent else None
         self._stack = ExitStack()
@@ -118,9 +119,9 @@ class Recorder:
         waits_on: tuple[int, ...] = ()
         if operator.algorithm is not None:
             collective = collective_of(operator.algorithm, call.args, results[0])
-            self._starts[allocated[0]] = index
+            self._starts[_part(results[0], allocated[0])].append(index)
         elif cost.kind == "wait":
-            waits_on = (self._start_of(call.storages[0]),)
+            waits_on = (self._start_of(_part(call.inputs[0], call.storages[0])),)
         if not reuses:
             self._memory.settle(cost.workspace_bytes)
         self._zeros = allocated[0] if cost.kind == "fill" and len(allocated) == 1 else None
@@ -146,11 +147,11 @@ class Recorder:
         first = args[0]
         return len(storages) == 2 and _holds_storage_alone(first) and _is_dense(first)
 
-    def _start_of(self, storage: int) -> int:
-        start = self._starts.get(storage)
-        if start is None:
+    def _start_of(self, part: tuple[int, int, int]) -> int:
+        """The first collective into this memory that nobody has waited for."""
+        if not self._starts[part]:
             raise TraceError("a wait has no collective that it waits for: wait on the tensor that the start returned")
-        return start
+        return self._starts[part].pop(0)
 
     def _check_device(self, name: str, tensors: list[Tensor]) -> None:
         if not tensors:
@@ -206,6 +207,11 @@ def _tensors_in(values: Iterable[Any], named: dict[str, Any] | None) -> list[Ten
     if named:
         found.extend(_tensors_in(named.values(), None))
     return found
+
+
+def _part(tensor: Tensor, storage: int) -> tuple[int, int, int]:
+    """What tells the results of several collectives in one storage apart."""
+    return storage, tensor.storage_offset(), tensor.numel()
 
 
 def _holds_storage_alone(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ from moebench.sim.network import collective_time_s, link_bytes
 from moebench.sim.uncertainty import draw, nominal
 from tests.moebench.sim.sim_machines import all_to_all, hardware, topology, uncertain
 
-ALGORITHMS = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
+ALGORITHMS = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 MIB = 2**20
 
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 8))
@@ -95,11 +95,15 @@ def test_leader_gather_and_scatter_serialise_on_one_link():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (4, 8), (3, 1)])
 def test_bytes_sent_equal_closed_forms(algorithm, nodes, gpus):
-    """Sum of both tiers: all-to-all R(R-1)b; ring all-gather and reduce-scatter R(R-1)b; ring all-reduce 2(R-1)S."""
+    """Sum of both tiers: all-to-all R(R-1)b; ring all-gather and reduce-scatter R(R-1)b; ring all-reduce 2(R-1)S;
+
+    broadcast and reduce (R-1)S.
+    """
     ranks, size = nodes * gpus, 64 * MIB
     use = link_bytes(collective(algorithm, range(ranks), size), topology(nodes, gpus, nic__latency=0.0))
     total = use["link"].total_bytes + use["nic"].total_bytes
-    expected = 2 * (ranks - 1) * size if algorithm == "all_reduce" else ranks * (ranks - 1) * size
+    times = {"all_reduce": 2, "broadcast": 1, "reduce": 1}.get(algorithm, ranks)
+    expected = times * (ranks - 1) * size
     assert total == pytest.approx(expected)
     assert (use["nic"].total_bytes > 0) == (nodes > 1)
     assert (use["link"].total_bytes > 0) == (gpus > 1)
@@ -119,6 +123,43 @@ def test_all_reduce_takes_the_faster_of_ring_and_tree():
     assert [load.nic_steps for load in small] == [14, 6]
     assert large[0].nic_bytes == pytest.approx(2 * 63 / 64 * 2**28)
     assert large[1].nic_bytes == 2 * 2**28
+
+
+def test_broadcast_and_reduce_pass_everything_on_once():
+    """NCCL: a pipelined chain through all ranks: S over the slowest hop, and a latency for each of the R - 1 hops."""
+    for algorithm in ("broadcast", "reduce"):
+        one = collective(algorithm, range(32), 64 * MIB)
+        assert seconds(one, topology(4, 8)) == pytest.approx(64 * MIB / 9e9 + 28 * 10e-6 + 3 * 15e-6)
+        assert seconds(one, topology(4, 8, link__bandwidth=90e9)) == pytest.approx(
+            64 * MIB / 12.2e9 + 28 * 10e-6 + 3 * 15e-6
+        )
+        use = link_bytes(one, topology(4, 8))
+        assert (use["link"].total_bytes, use["nic"].total_bytes) == (28 * 64 * MIB, 3 * 64 * MIB)
+        assert (use["link"].total_messages, use["nic"].total_messages) == (28, 3)
+        assert seconds(collective(algorithm, range(2), MIB), free_of_latency(1, 2)) == pytest.approx(MIB / 9e9)
+
+
+def test_gloo_broadcasts_in_a_binomial_tree():
+    """8 ranks on 2 nodes: 1, 2 and 4 messages; the first two steps inside, the last all from one node to the other."""
+    where = topology(2, 4, hw=hardware("cpu"))
+    (load,) = loads(collective("broadcast", range(8), MIB), where)
+    assert (load.use["link"].total_messages, load.use["nic"].total_messages) == (3, 4)
+    assert (load.link_bytes, load.nic_bytes) == (2 * MIB, 4 * MIB)
+    assert (load.link_steps, load.nic_steps) == (2, 1)
+    assert load.use["link"].rank_bytes == 2 * MIB
+    assert load.use["nic"].rank_messages == 1
+    five = loads(collective("broadcast", range(5), MIB), topology(1, 5, hw=hardware("cpu")))[0]
+    assert five.use["link"].total_messages == 4
+    assert five.link_steps == 3
+
+
+def test_gloo_reduces_in_a_ring_and_gathers_the_parts():
+    """(R-1) steps of S / R around, then S / R from every other rank to the root."""
+    where = topology(2, 2, hw=hardware("cpu"))
+    (load,) = loads(collective("reduce", range(4), MIB), where)
+    assert load.use["link"].total_bytes + load.use["nic"].total_bytes == (4 * 3 + 3) * MIB / 4
+    assert load.link_bytes == (3 + 1) * MIB / 4
+    assert load.nic_bytes == (3 + 2) * MIB / 4
 
 
 def test_groups_that_run_at_once_share_the_nics():
@@ -256,4 +297,4 @@ def test_wrong_rows_are_refused():
     with pytest.raises(ValueError, match="no row stands for rank 3"):
         loads(all_to_all(range(4), send=(1, 2, 3, 4)), topology(1, 4), [((0, 1, 2), (1, 2, 3, 4))])
     with pytest.raises(ValueError, match="unknown collective"):
-        loads(collective("broadcast", range(4), 1), topology(1, 4))
+        loads(collective("multicast", range(4), 1), topology(1, 4))

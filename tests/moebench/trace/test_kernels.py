@@ -64,11 +64,25 @@ def test_bytes_of_collectives():
         ("all_gather", 8 * 8 * 4),
         ("reduce_scatter", 2 * 8 * 4),
         ("all_reduce", 8 * 8 * 4),
+        ("broadcast", 8 * 8 * 4),
+        ("reduce", 8 * 8 * 4),
         ("all_reduce", 8 * 8 * 4),
+        ("all_to_all", None),
+        ("all_to_all", None),
     ]
     assert all(c.group == "world" and c.ranks == range(4) for c in forward)
     # Rank r sends 1 + (r + p) % 3 rows of 32 bytes to peer p; the pattern is symmetric.
-    assert forward[1].send_bytes == forward[1].receive_bytes == (64, 96, 32, 64)
+    assert all(c.send_bytes == c.receive_bytes == (64, 96, 32, 64) for c in forward if c.bytes_per_peer is None)
+
+
+def test_waits_on_parts_of_one_tensor_name_their_own_start():
+    """Two exchanges into one tensor, waited for in the other order; each wait stands for one start."""
+    ops = rank_collectives.record_collectives(described_group(4, 1), "meta")
+    first, second = [op.index for op in ops if op.name == "moebench::all_to_all_into_start"]
+    waits = [op.waits_on for op in ops if op.kind == "wait"]
+    assert [on for on in waits if on in ((first,), (second,))] == [(second,), (first,)]
+    starts = [op.index for op in ops if op.kind == "collective"]
+    assert sorted(waits) == [(start,) for start in starts]
 
 
 def test_work_between_start_and_wait_stands_between_them_in_both_directions():
