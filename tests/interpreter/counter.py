@@ -51,7 +51,7 @@ def count(function: Callable[..., Any], *args: Any) -> Traffic:
     """Both counts. Call launchers, not operators: a fused operator is one operator to the rules."""
     traffic = Traffic()
     recorder = Recorder([arg for arg in args if isinstance(arg, torch.Tensor)])
-    with _hooked(traffic), recorder, region("dense"):
+    with hooked(traffic), recorder, region("dense"):
         function(*args)
     read = sum(op.bytes_read for op in recorder.ops)
     written = sum(op.bytes_written for op in recorder.ops)
@@ -63,7 +63,7 @@ def count(function: Callable[..., Any], *args: Any) -> Traffic:
 
 
 @contextmanager
-def _hooked(traffic: Traffic):
+def hooked(traffic: Traffic):
     """Patch the interpreter's memory operations and its launch."""
     load, store = _Builder.create_masked_load, _Builder.create_masked_store
     update, swap = _Builder.create_atomic_rmw, _Builder.create_atomic_cas
