@@ -30,6 +30,11 @@ GATES = (
     gate("dense-to-sparse"),
     gate("dense-to-sparse", dense_steps=1),
     gate("dense-to-sparse", first_step=6000),
+    gate("base"),
+    gate("expert-choice"),
+    gate("sigmoid", 2, groups=4, kept_groups=2, balance=1.0),
+    gate("bpr", 2),
+    gate("sinkhorn"),
 )
 DROPLESS = Conventions(capacity_rule="unlimited")
 GUMBEL = Conventions(noise="gumbel")
@@ -137,8 +142,10 @@ def test_dropless_capacity_is_read_as_real_ranks_read_it(name, world):
 @pytest.mark.parametrize("kind", ["dropless gates", "gumbel"])
 def test_gates_whose_counts_depend_on_the_data_are_traced_as_they_run(kind):
     """The reference with every rule that is not one of the first three, dropless, and with noise."""
-    for programs in _assert_same((kind, reference().name), 2):
-        assert len(programs) == 1
+    key = kind, reference().name
+    for (_, workload, _), programs in zip(_cases(2)[key], _assert_same(key, 2), strict=True):
+        # Ranks may take different numbers of rounds, and are then different programs.
+        assert len(programs) == 1 or workload.gate.name in ("base", "sinkhorn")
 
 
 @pytest.mark.parametrize("world", WORLDS)
