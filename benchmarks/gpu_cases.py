@@ -244,6 +244,7 @@ CASES: tuple[OperatorCase, ...] = (
     OperatorCase("assign_slots", "choice-major", lambda i: _assign(i, True, None), INTEGERS),
     OperatorCase("assign_slots", "token-major", lambda i: _assign(i, False, i.capacity), INTEGERS),
     OperatorCase("hetu_column_scan", "", _mask, INTEGERS),
+    OperatorCase("tutel_column_scan", "", _mask, INTEGERS),
     OperatorCase("permute", "", _permute),
     OperatorCase("unpermute", "weighted", lambda i: _unpermute(i, True)),
     OperatorCase("unpermute", "unweighted", lambda i: _unpermute(i, False)),

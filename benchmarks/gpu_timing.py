@@ -143,6 +143,7 @@ TIMED: tuple[Timed, ...] = (
     Timed("choice_scatter tutel", HETU, torch.float32),
     Timed("choice_gather tutel weighted", HETU, torch.float32),
     Timed("hetu_column_scan", Shape(65536, 16, 1), torch.int64),
+    Timed("tutel_column_scan", Shape(65536, 16, 1), torch.int64),
     Timed("permute", Shape(1024, 8, 2, 4096, dropped=0.0), torch.bfloat16),
     Timed("topk_gate", Shape(1024, 64, 2), torch.float32),
 )

@@ -1,9 +1,9 @@
 """Positions by a running sum over a one-hot mask: what DeepSpeed, Tutel and HetuMoE execute where we assign slots.
 
 Every choice writes a [T, E] mask, sums it along the tokens, multiplies the sums with the mask and adds up the rows:
-O(T E) memory for O(T) numbers. DeepSpeed and Tutel do it in int64 with torch's cumsum (Tutel has a CUDA kernel of its
-own for that step). HetuMoE's kernel gives each expert's column to one thread, which walks down all tokens; its mask is
-fp32, and int32 here: as many bytes, and exact to 2^31 routes.
+O(T E) memory for O(T) numbers. DeepSpeed does it in int64 with torch's cumsum. Tutel's masks are int64 too, cast to
+int32 for a kernel that gives each expert's column to one block of 1,024 threads. HetuMoE's kernel gives it to one thread,
+which walks down all tokens; its mask is fp32, and int32 here: as many bytes, and exact to 2^31 routes.
 
 T tokens, K choices a token, E experts, N routes that queue together.
 """
@@ -56,6 +56,27 @@ def hetu_positions(
     return _positions(experts_TK, num_experts, choice_order, capacity, torch.int32, _column_scan)
 
 
+def tutel_positions(
+    experts_TK: Tensor,
+    num_experts: int,
+    choice_order: str = "choice-major",
+    capacity: int | None = None,
+    check: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """As `assign_slots`, by Tutel's operators on a GPU: `fast_dispatch.extract_critical`, any number of choices.
+
+    Raises:
+        ValueError: as `assign_slots`.
+    """
+    check_routes(experts_TK, num_experts, choice_order, capacity, check)
+    return _positions(experts_TK, num_experts, choice_order, capacity, torch.int64, tutel_scan)
+
+
+def tutel_scan(mask_NE: Tensor) -> Tensor:
+    """Tutel's `fast_cumsum_sub_one`: the running sum down each column of a one-hot mask, minus 1, in int32."""
+    return _block_scan(mask_NE.to(torch.int32))
+
+
 def _positions(
     experts_TK: Tensor,
     num_experts: int,
@@ -101,10 +122,17 @@ def _torch_column_scan(mask_NE: Tensor) -> Tensor:
 
 
 def _scan_cost(out: Tensor, mask_NE: Tensor) -> Cost:
-    """The mask once in, the places once out. That E threads walk N rows in series is not in these bytes."""
+    """The mask once in, the places once out. That E threads, or E blocks, walk the rows is not in these bytes."""
     return Cost("scan", bytes_read=mask_NE.nbytes, bytes_written=out.nbytes)
 
 
+_block_scan = define_operator(
+    "tutel_column_scan(Tensor mask) -> Tensor",
+    implementation=_torch_column_scan,
+    fake=lambda mask_NE: mask_NE.new_empty(mask_NE.shape),
+    cost=_scan_cost,
+    triton="cumsum_positions:tutel_column_scan",
+)
 _column_scan = define_operator(
     "hetu_column_scan(Tensor mask) -> Tensor",
     implementation=_torch_column_scan,

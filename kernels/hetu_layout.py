@@ -22,7 +22,7 @@ from torch import Tensor
 
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
-from moebench.kernels.layout import check_layout, check_layout_inverse, kept_routes
+from moebench.kernels.layout import check_layout, check_layout_inverse, check_weights, kept_routes
 
 
 def hetu_layout(
@@ -61,17 +61,53 @@ def tutel_layout(
     zero_unused: bool = True,
 ) -> Tensor:
     """Tutel's fast_encode; `moebench.kernels.layout.layout` in arguments and result. Unused slots are always zero."""
-    check_layout(x_TD, experts_TK, positions_TK, num_experts, capacity)
-    wide_TD = x_TD.to(_tutel_dtype(x_TD))
-    x_ND = _scatter(wide_TD, experts_TK, positions_TK, None, num_experts, capacity, True, True).to(x_TD.dtype)
-    return x_ND.view(num_experts, capacity, x_TD.shape[1])
+    return tutel_encode(x_TD, experts_TK, positions_TK, num_experts, capacity)
 
 
 def tutel_layout_inverse(y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """Tutel's fast_decode; `moebench.kernels.layout.layout_inverse` in arguments and result."""
+    return tutel_decode(y_ECD, experts_TK, positions_TK, weights_TK)
+
+
+def tutel_encode(
+    x_TD: Tensor,
+    experts_TK: Tensor,
+    positions_TK: Tensor,
+    num_experts: int,
+    capacity: int,
+    weights_TK: Tensor | None = None,
+) -> Tensor:
+    """Tutel's fast_encode; with weights its form for `is_postscore=False`, which applies them here and not at decode.
+
+    Differentiable in x and weights.
+
+    Returns:
+        x_ECD in the dtype of x.
+
+    Raises:
+        ValueError: as `layout`; weights that do not fit.
+    """
+    check_layout(x_TD, experts_TK, positions_TK, num_experts, capacity)
+    dtype = _tutel_dtype(x_TD)
+    if weights_TK is not None:
+        check_weights(weights_TK, experts_TK)
+        weights_TK = weights_TK.to(dtype)
+    x_ND = _scatter(x_TD.to(dtype), experts_TK, positions_TK, weights_TK, num_experts, capacity, True, True)
+    return x_ND.to(x_TD.dtype).view(num_experts, capacity, x_TD.shape[1])
+
+
+def tutel_decode(
+    y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor, weights_TK: Tensor | None = None
+) -> Tensor:
+    """Tutel's fast_decode; without weights its form for `is_postscore=False`, a plain sum of each token's slots.
+
+    Raises:
+        ValueError: as `layout_inverse`.
+    """
     check_layout_inverse(y_ECD, experts_TK, positions_TK, weights_TK)
     dtype = _tutel_dtype(y_ECD)
-    return _gather(y_ECD.to(dtype), experts_TK, positions_TK, weights_TK.to(dtype), True).to(y_ECD.dtype)
+    weights_TK = None if weights_TK is None else weights_TK.to(dtype)
+    return _gather(y_ECD.to(dtype), experts_TK, positions_TK, weights_TK, True).to(y_ECD.dtype)
 
 
 def _tutel_dtype(tensor: Tensor) -> torch.dtype:
@@ -197,17 +233,22 @@ def _dots_cost(
 
 
 def _setup_scatter(ctx, inputs, output) -> None:
-    _, experts_TK, positions_TK, weights_TK, num_experts, capacity, tutel, _ = inputs
-    ctx.save_for_backward(experts_TK, positions_TK, *(() if weights_TK is None else (weights_TK,)))
+    x_TD, experts_TK, positions_TK, weights_TK, num_experts, capacity, tutel, _ = inputs
+    # Without weights the backward needs no value of x: let it go.
+    ctx.save_for_backward(experts_TK, positions_TK, *(() if weights_TK is None else (x_TD, weights_TK)))
     ctx.constants = num_experts, capacity, tutel
 
 
 def _scatter_backward(ctx, grad_ND):
-    experts_TK, positions_TK, *weights = ctx.saved_tensors
+    experts_TK, positions_TK, *rest = ctx.saved_tensors
     num_experts, capacity, tutel = ctx.constants
     grad_ECD = grad_ND.reshape(num_experts, capacity, grad_ND.shape[1])
-    grad_TD = _gather(grad_ECD, experts_TK, positions_TK, weights[0] if weights else None, tutel)
-    return grad_TD, None, None, None, None, None, None, None
+    grad_TD = grad_weights_TK = None
+    if ctx.needs_input_grad[0]:
+        grad_TD = _gather(grad_ECD, experts_TK, positions_TK, rest[1] if rest else None, tutel)
+    if rest and ctx.needs_input_grad[3]:
+        grad_weights_TK = _dots(rest[0], grad_ECD, experts_TK, positions_TK, rest[1])
+    return grad_TD, None, None, grad_weights_TK, None, None, None, None
 
 
 def _setup_gather(ctx, inputs, output) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from moebench.kernels.activation import activate, activate_reference
 from moebench.kernels.assign_slots import assign_slots, assign_slots_reference
 from moebench.kernels.attention import attention, attention_reference
-from moebench.kernels.cumsum_positions import cumsum_positions, hetu_positions
+from moebench.kernels.cumsum_positions import cumsum_positions, hetu_positions, tutel_positions
 from moebench.kernels.einsum_dispatch import einsum_layout, einsum_layout_inverse
 from moebench.kernels.expert_ffn import expert_ffn_batched, expert_ffn_loop, expert_ffn_reference
 from moebench.kernels.fp8 import (
@@ -75,6 +75,7 @@ KERNELS: Mapping[str, Kernel] = {
                 "torch": assign_slots,
                 "hetu": hetu_positions,
                 "deepspeed": cumsum_positions,
+                "tutel": tutel_positions,
             },
         ),
         Kernel(

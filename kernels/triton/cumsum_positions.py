@@ -1,4 +1,4 @@
-"""HetuMoE's running sum over a one-hot mask in Triton: a thread an expert's column, down all rows."""
+"""Running sums over a one-hot mask in Triton: HetuMoE's, a thread an expert's column, and Tutel's, a block a column."""
 
 import triton
 import triton.language as tl
@@ -6,6 +6,8 @@ from torch import Tensor
 
 from moebench.kernels.triton.variant import Variant
 
+_BLOCK_ROWS = 1024  # of a step of Tutel's blocks, one thread each
+_BLOCK_WARPS = _BLOCK_ROWS // 32
 _MOST_COLUMNS = 512  # of a program; the authors' blocks have 1,024 threads, more than Triton's warps may be on AMD
 
 
@@ -34,6 +36,28 @@ def hetu_column_scan(mask_NE: Tensor) -> Tensor:
     return places_NE
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _block_scan_kernel(mask, places, num_rows, num_columns, ROWS: tl.constexpr):
+    total = -1
+    for start in range(0, num_rows, ROWS):
+        row_N = start + tl.arange(0, ROWS)
+        offset_N = row_N.to(tl.int64) * num_columns + tl.program_id(0)
+        step_N = tl.load(mask + offset_N, mask=row_N < num_rows, other=0)
+        tl.store(places + offset_N, total + tl.cumsum(step_N, axis=0), mask=row_N < num_rows)
+        total += tl.sum(step_N, axis=0)
+
+
+def tutel_column_scan(mask_NE: Tensor) -> Tensor:
+    """As the operator `moebench::tutel_column_scan`, for int32: neighbouring threads read a row of experts apart."""
+    rows, columns = mask_NE.shape
+    places_NE = mask_NE.new_empty(rows, columns)
+    if places_NE.numel():
+        _block_scan_kernel[(columns,)](
+            mask_NE.contiguous(), places_NE, rows, columns, ROWS=_BLOCK_ROWS, num_warps=_BLOCK_WARPS
+        )
+    return places_NE
+
+
 def _constants(columns: int) -> tuple[dict[str, int], int]:
     """(constexprs, warps) of a launch: a thread a column."""
     block = min(_MOST_COLUMNS, triton.next_power_of_2(columns))
@@ -41,8 +65,9 @@ def _constants(columns: int) -> tuple[dict[str, int], int]:
 
 
 def variants() -> list[Variant]:
-    """One warp, and the largest program."""
+    """One warp, and the largest program; Tutel's block."""
     signature = {"mask": "*i32", "places": "*i32", "num_rows": "i32", "num_columns": "i32"}
     return [
-        Variant(f"E={e}", _column_scan_kernel, signature, *_constants(e), aligned=("num_columns",)) for e in (16, 1024)
+        *(Variant(f"E={e}", _column_scan_kernel, signature, *_constants(e), aligned=("num_columns",)) for e in (16, 1024)),
+        Variant("block", _block_scan_kernel, signature, {"ROWS": _BLOCK_ROWS}, _BLOCK_WARPS, aligned=("num_columns",)),
     ]

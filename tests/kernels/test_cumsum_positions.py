@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from moebench.kernels.assign_slots import CHOICE_ORDERS, assign_slots_reference
 from moebench.kernels.cost import declared_cost
-from moebench.kernels.cumsum_positions import cumsum_positions, hetu_positions
+from moebench.kernels.cumsum_positions import cumsum_positions, hetu_positions, tutel_positions
 from moebench.systems.deepspeed_gate import _choice_major_places
 from tests.kernels.support import assert_same_operators, expert_ids, record
 
-FUNCTIONS = [cumsum_positions, hetu_positions]
+FUNCTIONS = [cumsum_positions, hetu_positions, tutel_positions]
 SCAN = torch.ops.moebench.hetu_column_scan.default
+BLOCK_SCAN = torch.ops.moebench.tutel_column_scan.default
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -55,16 +56,19 @@ def test_runs_the_same_operators_on_meta_tensors(function, order):
 
 
 def test_a_mask_a_choice():
-    """DeepSpeed's sum is torch's on int64 masks, HetuMoE's one operator on int32 masks."""
+    """DeepSpeed's sum is torch's on int64 masks, HetuMoE's and Tutel's one operator on int32 masks."""
     ids = torch.randint(0, 4, (6, 2))
     shape = ((6, 4), (6, 4))
     assert record(lambda ids: cumsum_positions(ids, 4), (ids,), "cpu").ops.count(("aten.cumsum.default", shape)) == 2
     assert record(lambda ids: hetu_positions(ids, 4), (ids,), "cpu").ops.count((str(SCAN), shape)) == 2
+    tutel = record(lambda ids: tutel_positions(ids, 4), (ids,), "cpu").ops
+    assert tutel.count((str(BLOCK_SCAN), shape)) == tutel.count(("aten._to_copy.default", shape)) == 2
 
 
-def test_the_scan_passes_opcheck():
+@pytest.mark.parametrize("scan", [SCAN, BLOCK_SCAN])
+def test_the_scan_passes_opcheck(scan):
     """torch's own checks of schema, fake implementation and tracing pass."""
-    torch.library.opcheck(SCAN, (torch.randint(0, 2, (6, 4), dtype=torch.int32),))
+    torch.library.opcheck(scan, (torch.randint(0, 2, (6, 4), dtype=torch.int32),))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -75,10 +79,11 @@ def test_under_a_graph_compiler(function):
     assert all(torch.equal(*pair) for pair in zip(got, function(ids, 4, "choice-major", 2), strict=True))
 
 
-def test_cost_of_the_scan():
+@pytest.mark.parametrize("scan", [SCAN, BLOCK_SCAN])
+def test_cost_of_the_scan(scan):
     """Mask in, places out, 4 bytes each."""
     mask = torch.empty(100, 16, dtype=torch.int32, device="meta")
-    cost = declared_cost("moebench::hetu_column_scan")(SCAN(mask), mask)
+    cost = declared_cost(scan.name())(scan(mask), mask)
     assert (cost.kind, cost.bytes_read, cost.bytes_written) == ("scan", 6400, 6400)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from moebench.kernels.assign_slots import assign_slots
 from moebench.kernels.cost import declared_cost
-from moebench.kernels.hetu_layout import hetu_layout, tutel_layout, tutel_layout_inverse
+from moebench.kernels.hetu_layout import hetu_layout, tutel_decode, tutel_encode, tutel_layout, tutel_layout_inverse
 from moebench.kernels.layout import layout_inverse_reference, layout_reference
 from tests.kernels.support import OperatorList, assert_matches, expert_ids, random
 
@@ -30,6 +30,26 @@ def test_weights_on_the_way_out(tutel, routing, capacity):
     torch.testing.assert_close(got.view(y.shape), torch.autograd.grad(inner, y)[0])
 
 
+@given(routing=expert_ids(), capacity=st.integers(1, 8))
+def test_tutel_may_apply_weights_at_dispatch(routing, capacity):
+    """Each slot is its token times the route's weight, with gradients for both; combine is then a plain sum."""
+    ids, num_experts = routing
+    positions = assign_slots(ids, num_experts)[0]
+    x, weights = random(ids.shape[0], D), random(*ids.shape)
+
+    def defined(x, weights):
+        one_by_one = zip(ids.unbind(1), positions.unbind(1), weights.unbind(1))
+        return sum(
+            layout_reference(x * w[:, None], e[:, None], p[:, None], num_experts, capacity) for e, p, w in one_by_one
+        )
+
+    assert_matches(lambda x, w: tutel_encode(x, ids, positions, num_experts, capacity, w), defined, x, weights)
+    y, ones = random(num_experts, capacity, D), torch.ones(ids.shape, dtype=torch.float64)
+    assert_matches(
+        lambda y: tutel_decode(y, ids, positions), lambda y: layout_inverse_reference(y, ids, positions, ones), y
+    )
+
+
 @pytest.mark.parametrize("tutel", [False, True])
 def test_the_gather_without_weights(tutel):
     """It sums the slots, forward; its gradient is the scatter."""
@@ -43,7 +63,7 @@ def test_the_gather_without_weights(tutel):
 
 @pytest.mark.parametrize("tutel", [False, True])
 def test_the_scatters_gradient(tutel):
-    """With weights too, which get no gradient here."""
+    """With weights that need none."""
     weights = random(4, 2, grad=False)
     assert_matches(
         lambda x: OPS.choice_scatter(x, EXPERTS, POSITIONS, weights, 3, 3, tutel, True),
