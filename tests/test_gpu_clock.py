@@ -9,6 +9,7 @@ from benchmarks import gpu_clock
 from benchmarks.gpu_clock import GRAPH_BELOW_US, MOST_REPEATS, SAMPLES, WARM_UP_CALLS, GpuClock
 
 LAUNCH_US = 2.0  # that a graph takes to start
+MAIN, SIDE = (SimpleNamespace(wait_stream=lambda other: None) for _ in range(2))
 
 
 class _Gpu:
@@ -18,7 +19,7 @@ class _Gpu:
         self.now_us = 0.0
         self.is_cold = False
         self.capturing = None
-        self.stream = "main"
+        self.stream = MAIN
         self.streams = []
         self.captures = 0
 
@@ -37,72 +38,69 @@ class _Gpu:
         self.is_cold = False
 
 
+    @contextmanager
+    def stream_context(self, name):
+        before, self.stream = self.stream, name
+        yield
+        self.stream = before
+
+    @contextmanager
+    def capture(self, graph):
+        """Like torch's, leaves its own stream current where the capture fails."""
+        self.captures += 1
+        self.stream, self.capturing = "capture", graph.nodes
+        yield
+        self.stream, self.capturing = MAIN, None
+
+
+class _Event:
+    def __init__(self, device):
+        self.device = device
+
+    def record(self):
+        self.at_us = self.device.now_us
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return (end.at_us - self.at_us) / 1000
+
+
+class _Graph:
+    def __init__(self, device):
+        self.device, self.nodes = device, []
+
+    def replay(self):
+        self.device.now_us += LAUNCH_US
+        for node in self.nodes:
+            self.device.run(*node)
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """The make-believe GPU under `benchmarks.gpu_clock`."""
     device = _Gpu()
 
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
+    def event(enable_timing):
+        assert enable_timing
+        return _Event(device)
 
-        def record(self):
-            self.at_us = device.now_us
-
-        def synchronize(self):
-            pass
-
-        def elapsed_time(self, end):
-            return (end.at_us - self.at_us) / 1000
-
-    class Graph:
-        def __init__(self):
-            self.nodes = []
-
-        def replay(self):
-            device.now_us += LAUNCH_US
-            for node in self.nodes:
-                device.run(*node)
-
-    class Other:
-        def sum(self):
-            device.is_cold = True
-
-    @contextmanager
-    def stream(name):
-        before, device.stream = device.stream, name
-        yield
-        device.stream = before
-
-    @contextmanager
-    def graph(captured):
-        device.captures += 1
-        device.stream = "capture"
-        device.capturing = captured.nodes
-        yield  # like torch's, leaves its stream current where the capture fails
-        device.capturing = None
-        device.stream = "main"
-
-    def set_stream(name):
-        device.stream = name
-
-    side = SimpleNamespace(wait_stream=lambda other: None)
-    main = SimpleNamespace(wait_stream=lambda other: None)
     cuda = SimpleNamespace(
         get_device_properties=lambda index: SimpleNamespace(L2_cache_size=60 << 20),
         current_device=lambda: 0,
-        Stream=lambda: side,
-        current_stream=lambda: main,
-        stream=stream,
-        set_stream=lambda value: set_stream("main" if value is main else value),
+        Stream=lambda: SIDE,
+        current_stream=lambda: MAIN,
+        stream=device.stream_context,
+        set_stream=lambda stream: setattr(device, "stream", stream),
         synchronize=lambda: None,
         _sleep=lambda cycles: setattr(device, "now_us", device.now_us + 200.0),
-        Event=Event,
-        CUDAGraph=Graph,
-        graph=graph,
+        Event=event,
+        CUDAGraph=lambda: _Graph(device),
+        graph=device.capture,
     )
-    monkeypatch.setattr(gpu_clock, "torch", SimpleNamespace(cuda=cuda, ones=lambda *a, **k: Other(), float32=None))
-    device.side = side
+    other = SimpleNamespace(sum=lambda: setattr(device, "is_cold", True))
+    monkeypatch.setattr(gpu_clock, "torch", SimpleNamespace(cuda=cuda, ones=lambda *a, **k: other, float32=None))
     return device
 
 
@@ -135,8 +133,8 @@ def test_a_call_that_reads_on_the_host_is_never_captured(gpu):
 def test_the_call_warms_up_on_a_side_stream(gpu):
     """Where a first call compiles and allocates, as the capture's own stream asks for."""
     GpuClock().time(gpu.kernel(2 * GRAPH_BELOW_US, 2 * GRAPH_BELOW_US))
-    assert gpu.streams[:WARM_UP_CALLS] == [gpu.side] * WARM_UP_CALLS
-    assert set(gpu.streams[WARM_UP_CALLS:]) == {"main"}
+    assert gpu.streams[:WARM_UP_CALLS] == [SIDE] * WARM_UP_CALLS
+    assert all(stream is MAIN for stream in gpu.streams[WARM_UP_CALLS:])
 
 
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(gpu):
@@ -149,4 +147,4 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(gpu):
     clock = GpuClock()
     with pytest.raises(RuntimeError, match="not permitted"):
         clock.time(fail_when_captured)
-    assert gpu.stream == "main"
+    assert gpu.stream is MAIN

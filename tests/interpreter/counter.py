@@ -6,7 +6,7 @@ declared cost states the second.
 """
 
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -62,31 +62,20 @@ def count(function: Callable[..., Any], *args: Any) -> Traffic:
     return traffic
 
 
+# Of the interpreter's memory operations: where pointers and mask stand among the arguments, and what they do to memory.
+_OPERATIONS = {
+    "create_masked_load": (0, 1, ("loads",)),
+    "create_masked_store": (0, 2, ("stores",)),
+    "create_atomic_rmw": (1, 3, ("loads", "stores")),
+    "create_atomic_cas": (0, None, ("loads", "stores")),
+}
+
+
 @contextmanager
 def hooked(traffic: Traffic):
-    """Patch the interpreter's memory operations and its launch."""
-    load, store = _Builder.create_masked_load, _Builder.create_masked_store
-    update, swap = _Builder.create_atomic_rmw, _Builder.create_atomic_cas
+    """Add to `traffic` what the launches inside the block load and store."""
     run = interpreter.GridExecutor.__call__
     launch = _Launch()
-
-    def masked_load(self, ptrs, mask, *rest):
-        launch.loads.append(_addresses(ptrs, mask))
-        return load(self, ptrs, mask, *rest)
-
-    def masked_store(self, ptrs, value, mask, *rest):
-        launch.stores.append(_addresses(ptrs, mask))
-        return store(self, ptrs, value, mask, *rest)
-
-    def atomic_rmw(self, op, ptr, value, mask, *rest):
-        launch.loads.append(_addresses(ptr, mask))
-        launch.stores.append(_addresses(ptr, mask))
-        return update(self, op, ptr, value, mask, *rest)
-
-    def atomic_cas(self, ptr, *rest):
-        launch.loads.append(_addresses(ptr, None))
-        launch.stores.append(_addresses(ptr, None))
-        return swap(self, ptr, *rest)
 
     def call(self, *args, **kwargs):
         launch.loads.clear()
@@ -99,14 +88,23 @@ def hooked(traffic: Traffic):
         traffic.loaded_once += _distinct(launch.loads)
         traffic.stored_once += _distinct(launch.stores)
 
-    with (
-        patch.object(_Builder, "create_masked_load", masked_load),
-        patch.object(_Builder, "create_masked_store", masked_store),
-        patch.object(_Builder, "create_atomic_rmw", atomic_rmw),
-        patch.object(_Builder, "create_atomic_cas", atomic_cas),
-        patch.object(interpreter.GridExecutor, "__call__", call),
-    ):
+    with ExitStack() as patches:
+        for name, places in _OPERATIONS.items():
+            patches.enter_context(patch.object(_Builder, name, _noting(getattr(_Builder, name), launch, *places)))
+        patches.enter_context(patch.object(interpreter.GridExecutor, "__call__", call))
         yield
+
+
+def _noting(operation: Callable[..., Any], launch: _Launch, pointers: int, mask: int | None, effects: tuple[str, ...]):
+    """The operation, which first notes the addresses that it touches."""
+
+    def noting(self, *args):
+        addresses = _addresses(args[pointers], None if mask is None else args[mask])
+        for effect in effects:
+            getattr(launch, effect).append(addresses)
+        return operation(self, *args)
+
+    return noting
 
 
 def _addresses(ptrs, mask) -> np.ndarray:
