@@ -17,7 +17,8 @@ def gather_sum(
 
     Args:
         read_on_host: whether the number of real ids is read to cut off the others, which is free where memory is the
-            host's (the default on CPU); on a GPU, and in a trace, which stands for one, they fall into one more bag, which is thrown away.
+            host's (the default on CPU); on a GPU, and in a trace, which stands for one, they fall into one more bag,
+            which is thrown away.
     """
     bags = ids_BK.shape[0]
     if ids_BK.numel() == 0 or table_ND.numel() == 0:

@@ -1,8 +1,8 @@
 """Correct before fast, for kernels: no number of an implementation before it gives the reference's results.
 
-Each is tried on a small call of odd sizes, in the case's own dtype, against the definition in float64: the outputs, and of
-a backward the gradients. Triton's code runs on the GPU that the case is measured on; where there is none, in
-Triton's interpreter, in a process of its own, patched to round as GPUs do. What came out is remembered with a hash of
+Each is tried on a small call of odd sizes, in the case's own dtype, against the definition in float64: the outputs, and
+of a backward the gradients. Triton's code runs on the GPU that the case is measured on; where there is none, in the
+interpreter of Triton, in a process of its own, patched to round as GPUs do. What came out is remembered with a hash of
 the code.
 """
 

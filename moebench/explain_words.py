@@ -44,8 +44,8 @@ def difference_words(found: Comparison, top: int = 3) -> list[str]:
     gap = abs(found.delta_s)
     ratio = f"{slow.step_s / fast.step_s:.2f} times as long as" if fast.step_s > 0 else "longer than"
     said = [
-        f"{names[slow.case]} takes {times(slow.step_s)} a {slow.what}, {ratio} {names[fast.case]} with {times(fast.step_s)}: "
-        f"{times(gap)} more."
+        f"{names[slow.case]} takes {times(slow.step_s)} a {slow.what}, {ratio} {names[fast.case]} with "
+        f"{times(fast.step_s)}: {times(gap)} more."
     ]
     said += [
         f"{names[case.case]} does not fit into the device's memory: it needs {memory(case.peak_bytes)} at its peak."

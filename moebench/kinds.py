@@ -1,7 +1,7 @@
 """What the harness does differently for each kind of workload: one table, every other module asks here.
 
 A kind is an entry of `KINDS`: functions by `module:name`, imported at their first use, so that planning needs no torch
-and judging no report. The workload itself (moebench.workloads) says how its cases are named and which columns they have.
+and judging no report. How its cases are named and which columns they have is the workload's own affair.
 """
 
 from collections.abc import Callable

@@ -64,6 +64,7 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
     where = context.places(experiment)
     gates = [g for g in experiment.gates if wanted(filters.gates, g.label, g.name)]
     batch_sizes = [b for b in experiment.batch_sizes if wanted(filters.batch_sizes, b)]
+    chosen_systems = _systems(experiment, filters)
     gpus = [*experiment.node_types, *(place.gpu for place in where)]
     for assumption, gate, batch_size, place in product(assumptions(experiment, gpus), gates, batch_sizes, where):
         if not is_planned(experiment, gate, assumption, place, filters.quick):
@@ -73,7 +74,7 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
         problem = workload.problem(topology.ranks)
         if problem:
             raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
-        for conventions, system in product(_conventions(experiment, assumption, filters), _systems(experiment, filters)):
+        for conventions, system in product(_conventions(experiment, assumption, filters), chosen_systems):
             yield Case(
                 suite=context.suite.name,
                 experiment=experiment.name,
@@ -90,7 +91,7 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
 
 
 def check_key(case: Case) -> tuple[Hashable, ...]:
-    """Cases of one key are right or wrong together: the system's rule, not the sizes, is what a check instance tries."""
+    """Cases of one key are right or wrong together: a check instance tries the system's rule, not the sizes."""
     layer = layer_of(case)
     return case.system, layer.gate, layer.dtype, case.conventions, layer.activation
 

@@ -102,7 +102,7 @@ def _grouped_gemm(w: KernelWorkload, b: int, backward: bool) -> Floor:
 
 
 def _activation(w: KernelWorkload, b: int, backward: bool) -> Floor:
-    """One or two matrices of rows in, one out, a weight a row; backward the gradient in as well, and all gradients out."""
+    """One or two matrices of rows in, one out, a weight a row; backward the gradient too in, all gradients out."""
     n, f = _need(w.tokens, w.d_ffn)
     inputs, weights = 2 if w.variant == "swiglu" else 1, n * gate_bytes(w.dtype)
     return Floor(0, ((2 * inputs if backward else inputs) + 1) * n * f * b + (2 * weights if backward else weights))

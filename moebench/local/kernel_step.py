@@ -1,5 +1,7 @@
 """One call of a kernel on real tensors, ready to be timed again and again, and which calls are not worth it here."""
 
+from time import perf_counter
+
 import torch
 from torch import Tensor
 
@@ -8,15 +10,16 @@ from moebench.kernels.collectives.group import Group
 from moebench.local.step import CannotRun, Step
 from moebench.plan_kernels import kernel_of
 from moebench.program import Program
-from moebench.quantities import amount
+from moebench.quantities import amount, times
 from moebench.trace.errors import Skipped, Unsupported
 from moebench.trace.kernel import trace_kernel
 from moebench.workloads.kernel import REFERENCE, KernelWorkload, is_reference_too_long
 from moebench.workloads.kernel_calls import TRITON, call_of
 from moebench.workloads.kernel_floor import floor_of
 
-# A call on a CPU beyond either takes many milliseconds, and is made some sixty times: large shapes are for GPUs.
-CPU_BYTES, CPU_FLOPS = 2e8, 3e9
+# What may be tried on a CPU, and how long a try may take: a call is made some sixty times, and large ones are left to
+# GPUs.
+CPU_BYTES, CPU_FLOPS, CPU_S = 2e8, 3e9, 0.1
 
 
 def kernel_step(case: Case, device: torch.device, group: Group | None = None) -> Step:
@@ -41,11 +44,25 @@ def kernel_step(case: Case, device: torch.device, group: Group | None = None) ->
         raise Skipped(reason)
     call = call_of(kernel, name, device)
     tensors = tuple(value for value in call.arguments if isinstance(value, Tensor))
-    if not kernel.is_backward:
-        return Step(call.forward, tensors, counted)
-    outputs = call.forward()
-    upstream = call.upstream(outputs)
-    return Step(lambda: call.backward(outputs, upstream), (*tensors, *upstream), counted)
+    if kernel.is_backward:
+        outputs = call.forward()
+        upstream = call.upstream(outputs)
+        step = Step(lambda: call.backward(outputs, upstream), (*tensors, *upstream), counted)
+    else:
+        step = Step(call.forward, tensors, counted)
+    if device.type == "cpu" and (tried_s := _tried_s(step)) > CPU_S:
+        raise Skipped(f"a call takes {times(tried_s)} here; on a CPU the limit is {times(CPU_S)}")
+    return step
+
+
+def _tried_s(step: Step) -> float:
+    """How long a call takes, the better of two: the first one also imports and allocates."""
+    spent = []
+    for _ in range(2):
+        start = perf_counter()
+        step.run()
+        spent.append(perf_counter() - start)
+    return min(spent)
 
 
 def _counted(kernel: KernelWorkload, implementation: str) -> Program | None:

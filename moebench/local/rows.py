@@ -18,7 +18,7 @@ def rows_of_case(case: Case, topology: Topology, measured: "Measured") -> list[R
     if measured.status != "passed" or not measured.samples:
         status = measured.status if measured.status != "passed" else "failed"
         return rows_without_number(case, topology, status, measured.reason or "the process sent no samples")
-    hardware = topology.hardware.name
+    hardware, metric = topology.hardware.name, case.workload.metric
     rows: list[Row] = []
     for regime in dict.fromkeys(sample["regime"] for sample in measured.samples):
         samples = [sample for sample in measured.samples if sample["regime"] == regime]
@@ -27,7 +27,7 @@ def rows_of_case(case: Case, topology: Topology, measured: "Measured") -> list[R
             detail = {key: value for key, value in sample.items() if key != "time_s"}
             if is_outlier:
                 detail["mark"] = "outlier"
-            rows.append(row_of(case, hardware, case.workload.metric, "s", sample["time_s"], sample=index, detail=detail))
+            rows.append(row_of(case, hardware, metric, "s", sample["time_s"], sample=index, detail=detail))
         rows.append(_summary(case, hardware, regime, samples))
     rows += _detail_rows(case, hardware, measured.detail)
     return rows + kinds.of(case.workload.kind, "derived")(case, topology, rows)

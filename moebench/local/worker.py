@@ -1,4 +1,4 @@
-"""The process that measures: builds the steps of a point, warms up, times them in random balanced blocks; the next point.
+"""The process that measures: builds a point's steps, warms up, times them in random balanced blocks; then the next point.
 
 Run as `python -m moebench.local.worker` by the engine, in the environment of `moebench.local.child`. Cases that share
 a point differ in their system only, so they are timed interleaved: whatever disturbs the machine disturbs all of them.
@@ -70,7 +70,10 @@ def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: 
             continue
         cases.append(case)
         steps.append(step)
+    gc.collect()
+    gc.freeze()  # what lives now is not searched again before every sample
     _time_blocks(cases, steps, clock, request, send)
+    gc.unfreeze()
     if request.detail:
         for case, step in zip(cases, steps):
             send(case=case.hash, detail=_detail(step))

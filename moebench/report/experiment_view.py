@@ -18,7 +18,9 @@ KEYS = ["gate", "batch_size", "size", "topology", "experts", "engine"]
 MOST_TABLE_ROWS = 1500
 
 
-def experiment_view(folder: RunFolder, experiment: LayerExperiment, frame: pd.DataFrame, scores: Sequence[Score]) -> dict:
+def experiment_view(
+    folder: RunFolder, experiment: LayerExperiment, frame: pd.DataFrame, scores: Sequence[Score]
+) -> dict:
     """The template's view of one experiment.
 
     Args:

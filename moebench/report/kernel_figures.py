@@ -1,4 +1,4 @@
-"""The figure of kernels: one row a shape, one mark an implementation, a panel a direction; see figures.py for the rules."""
+"""The figure of kernels: a row a shape, a mark an implementation, a panel a direction; see figures.py for the rules."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,19 +12,27 @@ ROW = 0.27  # inches
 
 
 def kernel_figure(
-    points: pd.DataFrame, x_label: str, reported: Mapping[str, float] | None = None, narrow: bool = False
+    points: pd.DataFrame,
+    x_label: str,
+    names: Sequence[str],
+    reported: Mapping[str, float] | None = None,
+    narrow: bool = False,
 ) -> str:
     """Values on a logarithmic axis, 1 marked.
 
     Args:
         points: columns shape, direction, implementation, value, low, high, note (why there is no value); rows are drawn
             in their order of first appearance.
+        names: implementations; one's place decides its colour and mark, so that they are the same in every figure.
         reported: label -> value, drawn as dashed lines.
     """
     import matplotlib.pyplot as plt
 
+    marks = {name: (SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
+    drawn = points[points["value"].notna() | (points["note"] != "")]
+
     directions = list(dict.fromkeys(points["direction"]))
-    names = list(dict.fromkeys(points["implementation"]))
+    marks = {name: mark for name, mark in marks.items() if name in set(drawn["implementation"])}
     shapes = {d: list(dict.fromkeys(points.loc[points["direction"] == d, "shape"])) for d in directions}
     heights = [len(shapes[d]) for d in directions]
     row = ROW * (1.75 if narrow else 1)
@@ -34,7 +42,7 @@ def kernel_figure(
             figsize=(NARROW if narrow else WIDE, row * sum(heights) + 0.45 * len(directions) + 0.75),
         )  # fmt: skip
         for axis, direction in zip(axes[:, 0], directions):
-            _panel(axis, points[points["direction"] == direction], shapes[direction], names, narrow)
+            _panel(axis, points[points["direction"] == direction], shapes[direction], marks, narrow)
             axis.set_title(direction)
             axis.axvline(1, color=MUTED, lw=1, ls=":")
             for label, value in (reported or {}).items():
@@ -45,28 +53,31 @@ def kernel_figure(
                 )  # fmt: skip
         _log_axis(axes[-1, 0], points, reported or {})
         axes[-1, 0].set_xlabel(x_label)
-        handles, labels = _marks(plt, names)
-        columns = min(len(names), 3 if narrow else 5)
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8.5)
+        handles = [plt.Line2D([], [], ls="none", marker=shape, color=colour, ms=5) for colour, shape in marks.values()]
+        columns = min(len(marks), 3 if narrow else 5)
+        figure.legend(handles, list(marks), loc="outside lower center", ncols=columns, fontsize=8.5)
         return svg_of(figure)
 
 
-def _panel(axis, points: pd.DataFrame, shapes: Sequence[str], names: Sequence[str], narrow: bool) -> None:
-    spread = np.linspace(0.22, -0.22, len(names)) if len(names) > 1 else np.zeros(1)
-    for i, name in enumerate(names):
+def _panel(
+    axis, points: pd.DataFrame, shapes: Sequence[str], marks: Mapping[str, tuple[str, str]], narrow: bool
+) -> None:
+    first, last = (0.06, -0.34) if narrow else (0.22, -0.22)  # a narrow row has its name above its marks
+    spread = np.linspace(first, last, len(marks)) if len(marks) > 1 else np.full(1, (first + last) / 2)
+    for i, (name, (colour, mark)) in enumerate(marks.items()):
         own = points[points["implementation"] == name]
         y = -np.array([shapes.index(shape) for shape in own["shape"]]) + spread[i]
         value = own["value"].to_numpy(dtype=float)
         low, high = own["low"].to_numpy(dtype=float), own["high"].to_numpy(dtype=float)
-        axis.hlines(y, low, high, color=SERIES[i % len(SERIES)], lw=1.6, alpha=0.45)
-        axis.plot(value, y, MARKERS[i % len(MARKERS)], color=SERIES[i % len(SERIES)], ms=4.6, ls="none")
+        axis.hlines(y, low, high, color=colour, lw=1.6, alpha=0.45)
+        axis.plot(value, y, mark, color=colour, ms=4.6, ls="none")
     for place, shape in enumerate(shapes):
         here = points[(points["shape"] == shape) & (points["note"] != "")]
         told = "; ".join(f"{name} {note}" for name, note in zip(here["implementation"], here["note"]))
         if told:
             axis.annotate(
-                told, (1, -place), xycoords=("axes fraction", "data"), xytext=(-2, 0), textcoords="offset points",
-                ha="right", va="center", fontsize=7.5, color=MUTED, bbox=BACKED,
+                told, (1, -place + (0.34 if narrow else 0)), xycoords=("axes fraction", "data"), xytext=(-2, 0),
+                textcoords="offset points", ha="right", va="center", fontsize=7.5, color=MUTED, bbox=BACKED,
             )  # fmt: skip
     axis.set_ylim(-len(shapes) + 0.4, 0.85 if narrow else 0.6)
     axis.grid(axis="y", visible=False)
@@ -78,7 +89,7 @@ def _panel(axis, points: pd.DataFrame, shapes: Sequence[str], names: Sequence[st
     axis.set_yticks([])
     for place, shape in enumerate(shapes):
         axis.annotate(
-            shape, (0, -place + 0.3), xycoords=("axes fraction", "data"), xytext=(2, 0), textcoords="offset points",
+            shape, (0, -place + 0.34), xycoords=("axes fraction", "data"), xytext=(2, 0), textcoords="offset points",
             va="center", fontsize=8, bbox=BACKED,
         )  # fmt: skip
 
@@ -101,10 +112,3 @@ def _log_axis(axis, points: pd.DataFrame, reported: Mapping[str, float]) -> None
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
-
-def _marks(plt, names: Sequence[str]) -> tuple[list, list[str]]:
-    handles = [
-        plt.Line2D([], [], ls="none", marker=MARKERS[i % len(MARKERS)], color=SERIES[i % len(SERIES)], ms=5)
-        for i in range(len(names))
-    ]
-    return handles, list(names)

@@ -20,13 +20,14 @@ MICRO, GIGA, TERA = 1e6, 1e9, 1e12
 KEYS = ["case", "regime"]
 MOST_TABLE_ROWS = 1500
 SIMULATED = (
-    "Simulated: torch's time is that of the aten operators that it runs; a fused kernel's (Triton's, or another system's "
-    "own) is the bytes and FLOPs that it declares at the share of the peak rate assumed for its kind. That shows what "
-    "each design must move, and can't say how well a kernel is written: no claim about a kernel is judged by it."
+    "Simulated: torch's time is that of the aten operators that it runs; a fused kernel's (Triton's, or another "
+    "system's own) is the bytes and FLOPs that it declares at the share of the peak rate assumed for its kind. That "
+    "shows what each design must move, and can't say how well a kernel is written: no claim about a kernel is judged "
+    "by it."
 )
 MEASURED = (
-    "Measured: on a GPU the device's own time of one call whose operators the host has issued before, hot caches unless "
-    "said; on a CPU the time of one call."
+    "Measured: on a GPU the device's own time of one call whose operators the host has issued before, hot caches "
+    "unless said; on a CPU the time of one call."
 )
 NO_POINT = ("unsupported", "out-of-memory", "failed", "wrong")
 
@@ -51,7 +52,7 @@ def experiment_view(
         "title": experiment.title,
         "question": experiment.question,
         "layer": _what_is_called(experiment, shown),
-        "answer": _answer(shown),
+        "answer": _answer(experiment.title, shown),
         "figures": figures,
         "tables": [_summary(shown)],
         "not_published": experiment.not_published,
@@ -91,10 +92,10 @@ def _on_one_device(own: pd.DataFrame) -> pd.DataFrame:
 def _what_is_called(experiment: KernelExperiment, shown: pd.DataFrame) -> str:
     ops = list(dict.fromkeys(shown["op"]))
     return (
-        f"One call on one device: {listed(ops)}. A shape reads t tokens, e experts, k choices, d model, f feed-forward. "
-        "The floor is the longer of reading every input and writing every output once at the memory's peak rate, and of "
-        "the products' FLOPs at the peak rate of the dtype; GB/s and TFLOP/s are the floor's bytes and FLOPs over the "
-        "time."
+        f"One call on one device: {listed(ops)}. A shape is t tokens, e experts, k choices, d model, f feed-forward. "
+        "The floor is the longer of reading every input and writing every output once at the memory's peak rate, and "
+        "of the products' FLOPs at the peak rate of the dtype; GB/s and TFLOP/s are the floor's bytes and FLOPs over "
+        "the time."
     )
 
 
@@ -103,12 +104,16 @@ def _device(shown: pd.DataFrame) -> str:
     return f"{row['hardware']} ({'simulated' if row['engine'] == 'sim' else 'measured'})"
 
 
-def _answer(shown: pd.DataFrame) -> str:
+def _answer(title: str, shown: pd.DataFrame) -> str:
     """How far each implementation is from the floor over all its calls."""
-    parts = []
-    for name, own in shown.dropna(subset="floor_ratio").groupby("system", sort=False, observed=True):
-        parts.append(f"{name} {_range(own['floor_ratio'])}")
-    return f"On {_device(shown)}, a call takes this many times its floor: {listed(parts)}." if parts else ""
+    known = shown.dropna(subset="floor_ratio")
+    parts = [
+        f"{name} {times(own['floor_ratio'].median())}"
+        for name, own in known.groupby("system", sort=False, observed=True)
+    ]
+    if not parts:
+        return ""
+    return f"{title}: on {_device(shown)} the median call takes this many times its floor: {listed(parts)}."
 
 
 def _range(values: pd.Series) -> str:
@@ -121,17 +126,23 @@ def _summary(shown: pd.DataFrame) -> Table:
     rows = []
     for (op, direction, name), own in shown.groupby(["op", "direction", "system"], sort=False, observed=True):
         known = own.dropna(subset="value")
+        if known.empty:
+            continue
         rows.append(
             [
-                str(op), str(direction), str(name), f"{len(known)} of {len(own)}",
-                times(known["floor_ratio"].median()), _range(known["floor_ratio"]) if len(known) else "–",
+                f"{op}, {direction}", str(name), f"{len(known)} of {len(own)}",
+                times(known["floor_ratio"].median()), _range(known["floor_ratio"]),
                 _rate(known["achieved_bandwidth"].median(), known["achieved_rate"].median()),
-                number(known["launches"].median()),
+                _count(known["launches"].median()),
             ]
         )  # fmt: skip
-    columns = ["kernel", "direction", "implementation", "shapes", "times the floor", "range", "rate", "launches"]
+    columns = ["kernel", "implementation", "shapes", "times the floor", "range", "rate", "launches"]
     caption = f"Medians over the shapes, on {_device(shown)}" if len(shown) else "No call"
-    return Table(columns, rows, caption, frozenset(columns[3:]))
+    return Table(columns, rows, caption, frozenset(columns[2:]))
+
+
+def _count(value: float) -> str:
+    return "–" if pd.isna(value) else f"{value:,.0f}"
 
 
 def _rate(bytes_per_s: float, flops_per_s: float) -> str:
@@ -146,7 +157,7 @@ def _floor_figure(experiment: KernelExperiment, op: str, shown: pd.DataFrame) ->
     return figure(
         f"floor-{experiment.name}-{op}", op, _floor_finding(op, shown),
         f"Time of one call over its floor, on {_device(shown)}; 1 is the floor. Shapes from few bytes to many.",
-        lambda narrow: kernel_figure(points, "time over the floor", narrow=narrow),
+        lambda narrow: kernel_figure(points, "time over the floor", experiment.systems, narrow=narrow),
         _call_table(op, shown),
     )  # fmt: skip
 
@@ -157,8 +168,8 @@ def _floor_finding(op: str, shown: pd.DataFrame) -> str:
         return f"No implementation of {op} has a number here."
     best, worst = known.loc[known["floor_ratio"].idxmin()], known.loc[known["floor_ratio"].idxmax()]
     text = (
-        f"Closest to the floor is {best['system']} with {times(best['floor_ratio'])} at {best['shape']}, furthest from it "
-        f"{worst['system']} with {times(worst['floor_ratio'])} at {worst['shape']}."
+        f"Closest to the floor is {best['system']} with {times(best['floor_ratio'])} at {best['shape']}, furthest from "
+        f"it {worst['system']} with {times(worst['floor_ratio'])} at {worst['shape']}."
     )
     without = shown[shown["status"].isin(NO_POINT)]
     for (name, status), own in without.groupby(["system", "status"], sort=False, observed=True):
@@ -188,7 +199,9 @@ def _speedup_figures(
         figure(
             f"speedup-{experiment.name}-{op}", f"{op} against {baseline}", _speedup_finding(others, value, baseline),
             f"Time of {baseline} over the implementation's own, on {_device(shown)}. Dotted: no difference.{hollow}",
-            lambda narrow: kernel_figure(points, f"speedup over {baseline}", reported, narrow=narrow),
+            lambda narrow: kernel_figure(
+                points, f"speedup over {baseline}", experiment.systems, reported, narrow
+            ),
         )
     ]  # fmt: skip
 
@@ -234,7 +247,8 @@ def _case_table(own: pd.DataFrame) -> Table:
     if len(own) > MOST_TABLE_ROWS:
         caption += f" (the first {MOST_TABLE_ROWS:,} of {len(own):,}; all are in results.jsonl)"
     kept = [0, *range(3, len(columns))]
-    return Table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], caption, frozenset(columns[3:10]))
+    cells = [[row[i] for i in kept] for row in rows]
+    return Table([columns[i] for i in kept], cells, caption, frozenset(columns[3:10]))
 
 
 def _call_row(row: pd.Series) -> list[str]:
@@ -250,7 +264,7 @@ def _call_row(row: pd.Series) -> list[str]:
         times(row["floor_ratio"]),
         number(row["floor_time"] * MICRO),
         _bytes(row["device_bytes"]),
-        number(row["launches"]),
+        _count(row["launches"]),
         row["reason"] or "",
     ]
 

@@ -82,7 +82,8 @@ def trace_kernel(workload: KernelWorkload, implementation: str) -> Program:
 
 def _recorded(workload: KernelWorkload, implementation: str) -> Recorder:
     call = call_of(workload, implementation, torch.device("meta"))
-    upstream = call.upstream(call.forward()) if workload.is_backward else ()  # a forward that nobody records, for shapes
+    # For the shapes of the gradients, a forward that nobody records.
+    upstream = call.upstream(call.forward()) if workload.is_backward else ()
     tensors = [value for value in call.arguments if isinstance(value, Tensor)]
     recorder = Recorder([*tensors, *upstream])
     with recorder, _TorchCode() if implementation == TORCH else nullcontext():
