@@ -157,6 +157,17 @@ def test_scores_that_are_not_finite_count_as_the_lowest(bad):
     assert torch.bincount(balanced_assignment(everything, EPSILON, LEAST)[0]).tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("offset", [1e20, -1e20, 1e15])
+@pytest.mark.parametrize("spread", [0.0, 1e-6, 1.0])
+def test_what_all_scores_have_in_common_does_not_matter(offset, spread):
+    """Equal scores of 1e20, or a step that would be lost in them: the auction ends, and shares are equal."""
+    rows = spread * scores("normal", 24, 4, 0) + offset
+    for least in (1e-4, 1e-12):
+        experts_T, rounds = balanced_assignment(rows, EPSILON, least)
+        assert torch.bincount(experts_T).tolist() == [6] * 4
+        assert rounds >= 1
+
+
 def test_preferences_that_do_not_collide_are_met_in_one_round():
     """If every expert is the best one of T / E tokens, each token gets its best."""
     rows = torch.zeros(12, 4).scatter(1, torch.arange(12)[:, None] % 4, 5.0)
@@ -222,7 +233,7 @@ def test_reads_of_an_answer_are_not_the_programs():
     ("options", "word"),
     [
         ({"weights": "two"}, "unknown weights 'two'"),
-        ({"epsilon": -0.1}, "epsilon = -0.1: must be at least 0"),
+        ({"epsilon": 0.0}, "epsilon = 0.0: must be at least 0.001"),
         ({"least_epsilon": 0.0}, "least_epsilon = 0.0"),
     ],
 )

@@ -28,13 +28,15 @@ def balanced_assignment(scores_TE: Tensor, epsilon: float, least_epsilon: float)
 
     Args:
         scores_TE: of any floating-point dtype. What is not finite counts as the lowest finite score.
+        epsilon: where scores tie, the number of rounds may grow as 1 / epsilon.
     """
     tokens, experts = scores_TE.shape
     share = -(-tokens // experts)
     if tokens == 0 or experts == 1:
         return torch.zeros(tokens, dtype=torch.int64, device=scores_TE.device), 0
     scores_EJ = _with_stand_ins(_finite(scores_TE.detach().to(torch.float64)), experts * share)
-    step = ((scores_EJ.max() - scores_EJ.min()) * epsilon).clamp(min=least_epsilon)
+    scores_EJ = scores_EJ - scores_EJ.min()  # or a price may be too small to change what it is taken from
+    step = (scores_EJ.max() * epsilon).clamp(min=least_epsilon)
     price_J, holder_J, rounds = _short_auction(scores_EJ, share, step)
     if not _read(_is_near(scores_EJ, price_J, holder_J, share, step), rounds):
         holder_J, rounds = _exact_auction(scores_EJ, price_J, holder_J, share, step, rounds)

@@ -30,7 +30,7 @@ class Options:
     """What the rule leaves open; the defaults are the authors'.
 
     Attributes:
-        epsilon: the auction's step as a share of the range of the scores.
+        epsilon: the auction's step as a share of the range of the scores, at least 0.001: rounds grow as 1 / epsilon.
         least_epsilon: the smallest step.
         weights: combine weights: the `sigmoid` of the logit, or `one`.
     """
@@ -42,7 +42,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
             raise one_of("weights", self.weights, WEIGHTS)
-        gate_options.at_least("epsilon", self.epsilon, 0)
+        gate_options.at_least("epsilon", self.epsilon, 1e-3)
         gate_options.at_least("least_epsilon", self.least_epsilon, 1e-12)
 
 
