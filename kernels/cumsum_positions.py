@@ -2,8 +2,8 @@
 
 Every choice writes a [T, E] mask, sums it along the tokens, multiplies the sums with the mask and adds up the rows:
 O(T E) memory for O(T) numbers. DeepSpeed does it in int64 with torch's cumsum. Tutel's masks are int64 too, cast to
-int32 for a kernel that gives each expert's column to one block of 1,024 threads. HetuMoE's kernel gives it to one thread,
-which walks down all tokens; its mask is fp32, and int32 here: as many bytes, and exact to 2^31 routes.
+int32 for a kernel that gives each expert's column to one block of 1,024 threads. HetuMoE's kernel gives it to one
+thread, which walks down all tokens; its mask is fp32, and int32 here: as many bytes, and exact to 2^31 routes.
 
 T tokens, K choices a token, E experts, N routes that queue together.
 """

@@ -9,7 +9,7 @@ T tokens of a rank, E experts, L of a rank, D model, F feed-forward.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -88,8 +88,12 @@ def instance(
     *,
     is_probe: bool = False,
     training: bool = True,
+    experts: int | None = None,
 ) -> Instance:
     """At least two experts a rank, one more than a token may choose, so that one can stay empty, what the gate takes.
+
+    Args:
+        experts: another number.
 
     Raises:
         InputError: unknown gate.
@@ -98,7 +102,7 @@ def instance(
     fewest = ranks * max(2, -(-max(gate.top_k + 1, FEWEST_EXPERTS) // ranks))
     choices = range(fewest, fewest + MOST_LOCAL_EXPERTS * ranks, ranks)
     # Where none will do, the system's own `supports` says why.
-    experts = next((number for number in choices if rule.size_problem(gate, number) is None), fewest)
+    experts = experts or next((number for number in choices if rule.size_problem(gate, number) is None), fewest)
     workload = LayerWorkload(
         gate, batch_size=1, sequence=TOKENS, d_model=experts + EXTRA, d_ffn=12, experts=experts, dtype=dtype,
         activation=activation,
@@ -230,11 +234,18 @@ def _steps(system: System, instance: Instance, group: Group) -> list[Observed]:
 
 
 def local_weights(weights: LayerWeights, rank: int, ranks: int, dtype: torch.dtype) -> LayerWeights:
-    """The router and the experts that a rank holds."""
-    held = len(weights.w1_LDF) // ranks
-    own = slice(rank * held, (rank + 1) * held)
-    local = map_weights(lambda w: w[own].to(dtype), weights)
-    return replace(local, gate_DE=weights.gate_DE.to(dtype))
+    """The router and the experts that a rank holds, or its columns of the one that it shares with other ranks."""
+    experts, _, d_ffn = weights.w1_LDF.shape
+    sharers, held = max(1, ranks // experts), max(1, experts // ranks)
+    own = slice(rank // sharers * held, rank // sharers * held + held)
+    width = d_ffn // sharers
+    columns = slice(rank % sharers * width, rank % sharers * width + width)
+    return LayerWeights(
+        gate_DE=weights.gate_DE.to(dtype),
+        w1_LDF=weights.w1_LDF[own, :, columns].to(dtype),
+        w2_LFD=weights.w2_LFD[own, columns].to(dtype),
+        w3_LDF=None if weights.w3_LDF is None else weights.w3_LDF[own, :, columns].to(dtype),
+    )
 
 
 def _strided(x_TD: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from moebench import check_instance, check_random, check_tempered, check_verdict
 from moebench.case import Case
 from moebench.check_instance import Instance, instance
 from moebench.plan_layers import layer_of
-from moebench.systems.interface import System
+from moebench.systems.interface import System, problem
 from moebench.systems.registry import conventions_of, get
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
@@ -112,6 +112,7 @@ def instances(
     """What is run: the case's own dtype; float64 throughout, if supported; for random rules, first without the chance.
 
     A random rule itself is probed for its invariants, and one that evaluates otherwise than it trains is evaluated too.
+    A system that shares experts among ranks is tried with half as many experts as ranks.
     """
     quiet = replace(conventions, noise="none", drop_order="arrival") if conventions.is_random else conventions
     pairs = [(dtype, quiet), ("fp64", replace(quiet, gate_dtype="fp64"))]
@@ -121,7 +122,10 @@ def instances(
         wanted.append(instance(gate, "fp64", rules, ranks, activation, training=False))
     if conventions.is_random:
         wanted.append(instance(gate, dtype, conventions, ranks, activation, is_probe=True))
-    return tuple(one for one in wanted if system.supports(one.workload, one.conventions) is None)
+    if ranks % 2 == 0 and getattr(system, "shards_experts", False):
+        rules = replace(quiet, gate_dtype="fp64")
+        wanted.append(instance(gate, "fp64", rules, ranks, activation, experts=ranks // 2))
+    return tuple(one for one in wanted if problem(system, one.workload, one.conventions, ranks) is None)
 
 
 def _run(

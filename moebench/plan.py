@@ -212,8 +212,8 @@ def _check_names(suite: Suite, filters: Filters) -> None:
         ("dtype", filters.dtypes),
     ):
         _known(what, wanted_names, known.get(what, []), suite)
-    for name in filters.systems:  # any registered system may join a comparison
-        if name not in known["system"]:
+    for name in filters.systems:  # any registered system may join a comparison, with options too
+        if name.split("+")[0] not in known["system"]:
             raise one_of("system", name, map(str, known["system"]))
 
 

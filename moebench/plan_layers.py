@@ -38,12 +38,13 @@ def names(experiment: LayerExperiment, source: str) -> Mapping[str, Sequence[obj
     Raises:
         InputError: a system that nobody registered.
     """
-    from moebench.systems.registry import systems
+    from moebench.systems.registry import get, stem_of, systems
 
     registered = systems()
     for name in experiment.systems:
-        if name not in registered:
+        if stem_of(name) not in registered:
             raise one_of("system", name, registered, f"{source}: experiment {experiment.name}")
+        get(name)
     return {
         "gate": [name for gate in experiment.gates for name in (gate.label, gate.name)],
         "batch size": experiment.batch_sizes,
@@ -148,12 +149,12 @@ def workload_of(
 
 def _systems(experiment: LayerExperiment, filters: Filters) -> list[str]:
     """The experiment's own, or those of the filter's names that are systems: others may be of other kinds."""
-    from moebench.systems.registry import systems
+    from moebench.systems.registry import get, stem_of, systems
 
     if not filters.systems:
         return list(dict.fromkeys(experiment.systems))
     registered = systems()
-    return [name for name in dict.fromkeys(filters.systems) if name in registered]
+    return [get(name).name for name in dict.fromkeys(filters.systems) if stem_of(name) in registered]
 
 
 def _conventions(experiment: LayerExperiment, assumption: Assumption, filters: Filters) -> Sequence[str]:

@@ -170,7 +170,7 @@ class DeepSpeed:
         Raises:
             InputError: the workload has no meaning on this group, or is not supported.
         """
-        checked(workload, group, self.supports(workload, conventions))
+        checked(self, workload, group, conventions)
         return self._layer(workload, group, conventions, device, dtype)
 
 

@@ -98,7 +98,7 @@ class HetuMoE:
         Raises:
             InputError: the workload has no meaning on this group, or is not supported.
         """
-        checked(workload, group, self.supports(workload, conventions))
+        checked(self, workload, group, conventions)
         return HetuLayer(workload, group, conventions, device, dtype)
 
 

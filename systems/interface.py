@@ -1,5 +1,6 @@
 """What a system is: a name, what it supports, and a layer built from the shared kernels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -44,7 +45,11 @@ class MoELayer(nn.Module):
 
 @runtime_checkable
 class System(Protocol):
-    """A way to run the layer; built-in (moebench.systems.registry) or from the entry-point group `moebench.systems`."""
+    """A way to run the layer; built-in (moebench.systems.registry) or from the entry-point group `moebench.systems`.
+
+    One that can split an expert among ranks, where there are more ranks than experts, has an attribute
+    `shards_experts` = True.
+    """
 
     name: str
     title: str
@@ -60,3 +65,23 @@ class System(Protocol):
         self, workload: LayerWorkload, group: Group, conventions: Conventions, device: torch.device, dtype: torch.dtype
     ) -> MoELayer:
         """The layer of this rank, parameters uninitialised or random; `device` may be meta."""
+
+
+def problem(system: System, workload: LayerWorkload, conventions: Conventions, ranks: int) -> str | None:
+    """Why a system can't run a workload on so many ranks, or why that has no meaning; None when it can."""
+    reason = workload.problem(ranks) or system.supports(workload, conventions)
+    if reason is None and workload.sharers(ranks) > 1 and not getattr(system, "shards_experts", False):
+        return f"experts = {workload.experts} on ranks = {ranks}: {system.name} can't share an expert among ranks"
+    return reason
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """A system with options: `tutel+degree=4` is the variant of `tutel` that always splits in four."""
+
+    def variant(self, options: Mapping[str, str]) -> System:
+        """The system with these options, written as text; its name states them.
+
+        Raises:
+            InputError: an option that it does not have, or a value that it refuses.
+        """

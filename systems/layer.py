@@ -14,7 +14,7 @@ from moebench.kernels.collectives.exchanges import exchange as exchange_rows
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.expert_ffn import expert_ffn
 from moebench.kernels.region import region
-from moebench.systems.interface import LayerWeights, MoELayer
+from moebench.systems.interface import LayerWeights, MoELayer, System, problem
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.errors import InputError
@@ -93,8 +93,12 @@ class ExpertParallelLayer(MoELayer):
         self.workload, self.group, self.conventions = workload, group, conventions
         self.gate = Router(workload, conventions, device, dtype)
         self.register_buffer("token_ids_T", _token_ids(workload, group, device), persistent=False)
-        local = workload.experts // group.size
-        self.experts = nn.ModuleList(Expert(workload, device, dtype) for _ in range(local))
+        self.experts = self.make_experts(device, dtype)
+
+    def make_experts(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """The experts of this rank; a layer that makes others has its own ways to load weights and give gradients."""
+        local = self.workload.experts // self.group.size
+        return nn.ModuleList(Expert(self.workload, device, dtype) for _ in range(local))
 
     @property
     def local_experts(self) -> list[Expert]:
@@ -159,13 +163,13 @@ def refusal(
     return None
 
 
-def checked(workload: LayerWorkload, group: Group, reason: str | None) -> None:
+def checked(system: System, workload: LayerWorkload, group: Group, conventions: Conventions) -> None:
     """Refuse to build a layer that has no meaning or no implementation.
 
     Raises:
         InputError: the reason.
     """
-    reason = workload.problem(group.size) or reason
+    reason = problem(system, workload, conventions, group.size)
     if reason is not None:
         raise InputError(reason)
 

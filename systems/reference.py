@@ -77,7 +77,7 @@ def _mixture(
     x_TD: Tensor, routing: Routing, weights: LayerWeights, workload: LayerWorkload, conventions: Conventions
 ) -> Tensor:
     """Every expert in turn: its kept routes' tokens, through the expert, weighted, added to their tokens' rows."""
-    inside = conventions.weight_site == "before-second-product"
+    site = conventions.weight_site
     y_TD = torch.zeros_like(x_TD)
     for expert in range(workload.experts):
         for choice in range(routing.experts_TK.shape[1]):
@@ -87,8 +87,11 @@ def _mixture(
             x_ND = x_TD.index_select(0, tokens_N)
             w3_DF = None if weights.w3_LDF is None else weights.w3_LDF[expert]
             w1_DF, w2_FD = weights.w1_LDF[expert], weights.w2_LFD[expert]
-            out_ND = ffn(x_ND, w1_DF, w2_FD, w3_DF, workload.activation, weight_N if inside else None)
-            if not inside:
+            if site == "before-first-product":
+                x_ND = (x_ND * weight_N.unsqueeze(1)).to(x_TD.dtype)
+            inside_N = weight_N if site == "before-second-product" else None
+            out_ND = ffn(x_ND, w1_DF, w2_FD, w3_DF, workload.activation, inside_N)
+            if site == "output":
                 out_ND = (out_ND * weight_N.unsqueeze(1)).to(x_TD.dtype)
             y_TD = y_TD.index_add(0, tokens_N, out_ND)
     return y_TD
@@ -101,12 +104,15 @@ class ReferenceLayer(ExpertParallelLayer):
         """One rank's tokens through the layer: (y [T, D], auxiliary loss)."""
         with region("gate"):
             routing = self.route(x_TD)
-        slots = self.workload.experts * routing.capacity
+        slots, site = self.workload.experts * routing.capacity, self.conventions.weight_site
         with region("dispatch"):
             rows_TK = (routing.experts_TK * routing.capacity + routing.slots_TK).where(routing.keep_TK, slots)
-            x_ECD = self.into_slots(x_TD.unsqueeze(1).expand(-1, rows_TK.shape[1], -1), rows_TK, routing.capacity)
+            x_TKD = x_TD.unsqueeze(1).expand(-1, rows_TK.shape[1], -1)
+            if site == "before-first-product":
+                x_TKD = (x_TKD * routing.weights_TK.unsqueeze(2)).to(x_TD.dtype)
+            x_ECD = self.into_slots(x_TKD, rows_TK, routing.capacity)
             weight_EC1 = None
-            if self.conventions.weight_site == "before-second-product":
+            if site == "before-second-product":
                 weight_EC1 = self.into_slots(routing.weights_TK.unsqueeze(2), rows_TK, routing.capacity)
         x_ECD = exchange(x_ECD, self.group)
         weight_EC1 = None if weight_EC1 is None else exchange(weight_EC1, self.group)
@@ -114,7 +120,7 @@ class ReferenceLayer(ExpertParallelLayer):
             y_ECD = self.run_experts(x_ECD, weight_EC1)
         y_ECD = exchange(y_ECD, self.group)
         with region("combine"):
-            return self.combine(y_ECD, rows_TK, routing.weights_TK if weight_EC1 is None else None), routing.aux
+            return self.combine(y_ECD, rows_TK, routing.weights_TK if site == "output" else None), routing.aux
 
     def route(self, x_TD: Tensor) -> Routing:
         """The rule on this rank's tokens."""
@@ -185,7 +191,7 @@ class Reference:
         Raises:
             InputError: the workload has no meaning on this group.
         """
-        checked(workload, group, self.supports(workload, conventions))
+        checked(self, workload, group, conventions)
         return ReferenceLayer(workload, group, conventions, device, dtype)
 
 

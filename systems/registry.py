@@ -1,4 +1,7 @@
-"""Which systems there are: an explicit list, and other people's from the entry-point group `moebench.systems`."""
+"""Which systems there are: an explicit list, and other people's from the entry-point group `moebench.systems`.
+
+A name may carry options, `tutel+degree=4`: such variants are made when asked for and not listed.
+"""
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -6,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from moebench.systems.deepspeed import DEEPSPEED
 from moebench.systems.deepspeed_sparse import DEEPSPEED_SPARSE
 from moebench.systems.hetumoe import HETUMOE
-from moebench.systems.interface import System
+from moebench.systems.interface import Configurable, System
 from moebench.systems.reference import REFERENCE
 from moebench.workloads.conventions import COMMON, Conventions
 from moebench.workloads.errors import InputError, one_of
@@ -34,15 +37,32 @@ def systems() -> dict[str, System]:
 
 
 def get(name: str) -> System:
-    """The system of a name.
+    """The system of a name, or of a name with options.
 
     Raises:
-        InputError: unknown name; lists the valid ones.
+        InputError: unknown name or option; lists the valid ones.
     """
     found = systems()
-    if name not in found:
-        raise one_of("system", name, found)
-    return found[name]
+    stem, *pairs = name.split("+")
+    if stem not in found:
+        raise one_of("system", stem, found)
+    system = found[stem]
+    if not pairs:
+        return system
+    if not isinstance(system, Configurable):
+        raise InputError(f"system {name!r}: {stem} has no options")
+    options: dict[str, str] = {}
+    for pair in pairs:
+        option, equals, value = pair.partition("=")
+        if not equals or option in options:
+            raise InputError(f"system {name!r}: write each option once, as +name=value, not {pair!r}")
+        options[option] = value
+    return system.variant(options)
+
+
+def stem_of(name: str) -> str:
+    """The name of a variant without its options."""
+    return name.split("+")[0]
 
 
 def reference() -> System:

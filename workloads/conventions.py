@@ -10,6 +10,7 @@ from dataclasses import dataclass
 CAPACITY_RULES = (
     "k-times-ceil",  # k x ceil(cf x T / E): COMMON, HetuMoE
     "ceil-of-product",  # ceil(k x cf x T / E): DeepSpeed, Megatron
+    "k-times-floor",  # k x floor(cf x ceil(T / E)): Tutel
     "unlimited",  # dropless: the largest count over experts and ranks
 )
 DROP_ORDERS = (
@@ -33,7 +34,11 @@ NOISES = (
     "random-second",  # the second expert is used with probability min(1, 2 x its weight) (GShard)
     "gumbel",  # Gumbel(0, 1) is added to all logits before the softmax (Dense-to-Sparse)
 )
-WEIGHT_SITES = ("output", "before-second-product")
+WEIGHT_SITES = (
+    "output",
+    "before-second-product",  # between activation and second product (Megatron)
+    "before-first-product",  # the expert's input (Tutel's is_postscore=False)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Conventions:
     Attributes:
         name: `common` or `as-shipped`.
         min_capacity: least slots per expert.
+        alignment: slots per expert are rounded up to a multiple of it.
         auxiliary: value of the auxiliary loss at perfect balance; 0 leaves it out.
         gate_dtype: dtype in which logits are computed and softmax is taken.
     """
@@ -57,6 +63,7 @@ class Conventions:
     auxiliary: float = 1.0
     weight_site: str = "output"
     gate_dtype: str = "fp32"
+    alignment: int = 1
 
     def __post_init__(self) -> None:
         for field, value, choices in (
@@ -69,6 +76,8 @@ class Conventions:
         ):
             if value not in choices:
                 raise ValueError(f"{field} is {value!r}; choose one of {', '.join(choices)}")
+        if self.alignment < 1:
+            raise ValueError(f"alignment is {self.alignment}: must be at least 1")
 
     @property
     def is_random(self) -> bool:
@@ -89,8 +98,17 @@ class Conventions:
         if self.is_dropless:
             raise ValueError("a dropless layer has no capacity before the tokens are routed")
         share = capacity_factor * tokens / experts
-        slots = top_k * _ceil(share) if self.capacity_rule == "k-times-ceil" else _ceil(top_k * share)
-        return max(self.min_capacity, slots)
+        if self.capacity_rule == "k-times-ceil":
+            slots = top_k * _ceil(share)
+        elif self.capacity_rule == "k-times-floor":
+            slots = top_k * -_ceil(-capacity_factor * -(-tokens // experts))
+        else:
+            slots = _ceil(top_k * share)
+        return self.aligned(max(self.min_capacity, slots))
+
+    def aligned(self, slots: int) -> int:
+        """The next multiple of `alignment`."""
+        return -(-slots // self.alignment) * self.alignment
 
 
 def _ceil(value: float) -> int:

@@ -74,7 +74,8 @@ class LayerWorkload:
         gate: the routing rule.
         batch_size: sequences of a rank; sequence: tokens of a sequence.
         d_model, d_ffn: D and F.
-        experts: E over all ranks; must be a multiple of the ranks.
+        experts: E over all ranks; a multiple of the ranks, or the ranks a multiple of it, where several ranks share an
+            expert (few systems can).
         dtype: of activations and weights.
         capacity_factor: cf.
         activation: `relu`, `gelu`, `swiglu`.
@@ -122,11 +123,15 @@ class LayerWorkload:
             "input_gradient": self.input_gradient,
         }
 
+    def sharers(self, ranks: int) -> int:
+        """Of how many ranks each holds a part of the same expert; 1 where experts are whole."""
+        return max(1, ranks // self.experts)
+
     def problem(self, ranks: int) -> str | None:
         """Why this workload has no meaning on `ranks` ranks, naming the keys; None when it has one."""
         if self.experts < 1:
             return f"experts = {self.experts}: at least one expert is needed"
-        if self.experts % ranks:
+        if self.experts % ranks and ranks % self.experts:
             return f"experts = {self.experts} is not divisible by ranks = {ranks}"
         if self.experts > MOST_LOCAL_EXPERTS * ranks:
             return f"experts = {self.experts} on ranks = {ranks}: at most {MOST_LOCAL_EXPERTS} on a rank"
@@ -136,6 +141,8 @@ class LayerWorkload:
             return f"batch_size = {self.batch_size}, sequence = {self.sequence}: neither may be negative"
         if self.d_model < 1 or self.d_ffn < 1:
             return f"d_model = {self.d_model}, d_ffn = {self.d_ffn}: both must be positive"
+        if self.d_ffn % self.sharers(ranks):
+            return f"d_ffn = {self.d_ffn} can't be split over the {self.sharers(ranks)} ranks that share an expert"
         if self.capacity_factor <= 0:
             return f"capacity_factor = {self.capacity_factor}: must be positive"
         if self.activation not in ACTIVATIONS:

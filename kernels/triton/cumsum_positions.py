@@ -67,7 +67,8 @@ def _constants(columns: int) -> tuple[dict[str, int], int]:
 def variants() -> list[Variant]:
     """One warp, and the largest program; Tutel's block."""
     signature = {"mask": "*i32", "places": "*i32", "num_rows": "i32", "num_columns": "i32"}
-    return [
-        *(Variant(f"E={e}", _column_scan_kernel, signature, *_constants(e), aligned=("num_columns",)) for e in (16, 1024)),
-        Variant("block", _block_scan_kernel, signature, {"ROWS": _BLOCK_ROWS}, _BLOCK_WARPS, aligned=("num_columns",)),
+    columns = [
+        Variant(f"E={e}", _column_scan_kernel, signature, *_constants(e), aligned=("num_columns",)) for e in (16, 1024)
     ]
+    rows = {"ROWS": _BLOCK_ROWS}
+    return [*columns, Variant("block", _block_scan_kernel, signature, rows, _BLOCK_WARPS, aligned=("num_columns",))]

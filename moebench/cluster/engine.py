@@ -95,12 +95,13 @@ def run_cases(
 def _problem(case: Case, topology: Topology) -> str | None:
     """Why a case can't run, known before any rank is started."""
     from moebench.plan_layers import layer_of
+    from moebench.systems.interface import problem
     from moebench.systems.registry import conventions_of, get
 
     try:
         system, layer = get(case.system), layer_of(case)
         conventions = conventions_of(system, layer.gate, case.conventions)
-        return layer.problem(topology.ranks) or system.supports(layer, conventions)
+        return problem(system, layer, conventions, topology.ranks)
     except InputError as error:
         return str(error)
 

@@ -13,7 +13,7 @@ from moebench.case import Case
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.plan_layers import layer_of
 from moebench.program import Program
-from moebench.systems.interface import LayerWeights
+from moebench.systems.interface import LayerWeights, problem
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.layer import LayerWorkload
 
@@ -68,9 +68,9 @@ def layer_step(case: Case, device: torch.device, group: Group | None = None) -> 
     system, workload = get(case.system), layer_of(case)
     conventions = conventions_of(system, workload.gate, case.conventions)
     group = group or described_group(1)
-    problem = workload.problem(group.size) or system.supports(workload, conventions)
-    if problem:
-        raise CannotRun(problem)
+    reason = problem(system, workload, conventions, group.size)
+    if reason:
+        raise CannotRun(reason)
     dtype = torch_dtype(workload.dtype)
     layer = system.build(workload, group, conventions, device, dtype)
     x_TD, gate_DE = imposed_input(workload, group.rank)
@@ -86,7 +86,8 @@ def _weights(
     workload: LayerWorkload, group: Group, gate_DE: Tensor, dtype: torch.dtype, device: torch.device
 ) -> LayerWeights:
     """The same router on every rank, other experts on each."""
-    local, d, f = workload.experts // group.size, workload.d_model, workload.d_ffn
+    sharers = workload.sharers(group.size)
+    local, d, f = max(1, workload.experts // group.size), workload.d_model, workload.d_ffn // sharers
     seed, rank = workload.routing.seed + 2, group.rank
     gated = workload.activation == "swiglu"
     return LayerWeights(

@@ -17,7 +17,7 @@ from moebench.kernels.collectives.group import described_group
 from moebench.kernels.host import UnansweredRead, answering
 from moebench.plan_layers import layer_of
 from moebench.program import Program
-from moebench.systems.interface import System
+from moebench.systems.interface import System, problem
 from moebench.systems.registry import conventions_of, get
 from moebench.systems.training import TrainingStep
 from moebench.trace.answers import RoutingAnswers
@@ -58,7 +58,7 @@ def trace_layer(
         Unsupported: the workload has no meaning on so many ranks, the system can't run it, or it reads a value that
             nothing answers.
     """
-    reason = workload.problem(ranks) or system.supports(workload, conventions)
+    reason = problem(system, workload, conventions, ranks)
     if reason is not None:
         raise Unsupported(reason)
     tracer = _Tracer(system, workload, ranks, conventions, ranks_per_node)

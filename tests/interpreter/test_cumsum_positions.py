@@ -10,7 +10,6 @@ from moebench.kernels.implementation import use_implementation
 from moebench.kernels.triton import cumsum_positions as launchers
 from tests.interpreter.counter import count
 
-
 SCANS = [launchers.hetu_column_scan, launchers.tutel_column_scan]
 
 

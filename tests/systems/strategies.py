@@ -35,6 +35,9 @@ def conventions_for(system, gate):
             {"drop_order": "probability"},
             {"drop_order": "probability", "choice_order": "token-major", "normalisation": "after-drop"},
             {"weight_site": "before-second-product"},
+            {"weight_site": "before-first-product"},
+            {"capacity_rule": "k-times-floor"},
+            {"capacity_rule": "k-times-floor", "alignment": 4, "normalisation": "before-drop"},
             {"auxiliary": 0.0},
             {"auxiliary": 0.01},
         )

@@ -248,6 +248,13 @@ def test_min_capacity_and_rounding():
     dropless = replace(COMMON, capacity_rule="unlimited")
     assert route(rows, GSHARD, dropless, max_count=17).capacity == 17
     assert route(rows, GSHARD, replace(dropless, min_capacity=40), max_count=17).capacity == 40
+    assert route(rows, GSHARD, replace(dropless, alignment=8), max_count=17).capacity == 24
+    floor = replace(COMMON, capacity_rule="k-times-floor")
+    found = [route(rows, *pair).capacity for pair in ((SWITCH, floor), (GSHARD, floor), (GSHARD, floor, 1.5))]
+    assert found == [3, 6, 8]
+    assert route(rows, GSHARD, replace(floor, alignment=4)).capacity == 8
+    assert floor.capacity(100, 10, 1, 1.1) == 11
+    assert not route(logits(4, 4), GSHARD, floor, 0.5).keep_TK.any()
 
 
 def test_gumbel_second_follows_the_softmax_of_the_rest():

@@ -142,7 +142,7 @@ def settle(
         if max_count is None:
             max_count = int(counts_E.max())
         most = max_count if isinstance(max_count, int) else max_count(counts_E)
-        capacity = max(conventions.min_capacity, most)
+        capacity = conventions.aligned(max(conventions.min_capacity, most))
     else:
         capacity = conventions.capacity(tokens, experts, top_k, capacity_factor)
     keep_TK, slots_TK = drop(experts_TK, probs_TE, capacity, conventions, generator, choice.order_T)
