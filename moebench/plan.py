@@ -139,7 +139,7 @@ class Context:
 
 
 def plan(suite: Suite, filters: Filters, engine: str = "auto", machines: Machines | None = None) -> list[Case]:
-    """The cases of a run, default assumptions first within an experiment; each distinct computation once.
+    """The cases of a run, default assumptions first; each distinct computation once.
 
     Raises:
         InputError: a filter names nothing (the text lists what there is), or a workload has no meaning.
@@ -157,7 +157,7 @@ def plan(suite: Suite, filters: Filters, engine: str = "auto", machines: Machine
             found.setdefault(key, case)
     if not found:
         raise InputError(f"suite {suite.name}: no case is left after the filters")
-    return list(found.values())
+    return sorted(found.values(), key=lambda case: not case.is_default)
 
 
 def chosen_experiments(suite: Suite, filters: Filters) -> list[AnyExperiment]:

@@ -1,4 +1,4 @@
-"""The process that measures: builds a point's steps, warms up, times them in random balanced blocks; then the next point.
+"""The process that measures: builds a point's steps, warms up, times them in random balanced blocks; then the next one.
 
 Run as `python -m moebench.local.worker` by the engine, in the environment of `moebench.local.child`. Cases that share
 a point differ in their system only, so they are timed interleaved: whatever disturbs the machine disturbs all of them.

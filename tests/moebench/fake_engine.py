@@ -1,7 +1,8 @@
 """An engine and a correctness check that need no torch: step times by a formula that a test can recompute.
 
-The time of a case is its system's factor times the batch size over the machine's memory bandwidth, so that every ratio
-between two systems is that of their factors. Batch sizes of `memory_limit` and above do not fit the hungry system.
+The time of a case is its system's factor times the batch size (of a kernel, the thousands of tokens) over the machine's
+memory bandwidth, so that every ratio between two systems is that of their factors. Batch sizes of `memory_limit` and
+above do not fit the hungry system.
 """
 
 from collections.abc import Iterator
@@ -49,18 +50,24 @@ def run_cases(cases, topologies, suite, jobs=1) -> Iterator[list[Row]]:
         yield rows_of(case, topologies[case.topology], suite)
 
 
+def work_of(case) -> float:
+    """Sequences of a layer, thousands of tokens of a kernel."""
+    return case.workload.batch_size if case.workload.kind == "layer" else case.workload.tokens / 1024
+
+
 def rows_of(case, topology, suite) -> list[Row]:
     """Step time with draws, and one deterministic quantity."""
     rate = draw(topology.parameters(), suite.samples, suite.seed)["gpu.memory.bandwidth"]
-    times = FACTORS.get(case.system, 3.0) * case.workload.batch_size * 1e12 / rate
+    size = work_of(case)
+    times = FACTORS.get(case.system, 3.0) * size * 1e12 / rate
     hardware = topology.hardware.name
-    fits = not (case.system == behaviour.hungry and case.workload.batch_size >= behaviour.memory_limit)
+    fits = not (case.system == behaviour.hungry and size >= behaviour.memory_limit)
     if not fits:
         times = np.full_like(times, np.nan)
     step = row_of(
         case,
         hardware,
-        "step_time",
+        case.workload.metric,
         "s",
         float(times[0]) if fits else None,
         status="passed" if fits else "out-of-memory",

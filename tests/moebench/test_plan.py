@@ -6,12 +6,13 @@ import pytest
 
 from moebench.plan import QUICK_SAMPLES, Filters, Machines, plan, quickened
 from moebench.workloads.errors import InputError
-from moebench.workloads.load import load_suite, load_topology
+from moebench.workloads.load import load_topology
+from tests.moebench.suites import of_kind
 
 
 @pytest.fixture(scope="module")
 def hetu():
-    return load_suite("hetu")
+    return of_kind("hetu", "layer")
 
 
 @pytest.fixture(scope="module")

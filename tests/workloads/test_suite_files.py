@@ -13,7 +13,8 @@ from tests.workloads.files import EXPERIMENT, LAYER, suite_text, written
 
 def test_the_hetu_suite_is_the_papers_grid():
     """Gates x batch sizes x sizes of the layer of the authors' scripts, what is unknown swept."""
-    [overall] = load_suite("hetu").experiments
+    overall, *kernels = load_suite("hetu").experiments
+    assert [e.name for e in kernels] == ["topk-kernel", "layout-transform"]
     assert overall.name == "overall"
     assert {"deepspeed", "deepspeed_sparse", "hetumoe"} <= set(overall.systems)
     assert [gate.label for gate in overall.gates] == ["switch", "gshard", "topk-4"]
@@ -40,7 +41,7 @@ def test_smoke_has_every_system_and_gate():
 @pytest.mark.parametrize("name", ["hetu", "smoke"])
 def test_every_topology_and_workload_of_a_suite_has_a_meaning(name):
     """Each node type has each size, experts divide by ranks, and k is at most the experts."""
-    for experiment in load_suite(name).experiments:
+    for experiment in (e for e in load_suite(name).experiments if e.kind == "layer"):
         for node_type in experiment.node_types:
             for size in experiment.sizes:
                 ranks = load_topology(f"{size}-{node_type}").ranks
@@ -177,6 +178,6 @@ def test_the_line_of_a_fault_in_the_second_experiment(tmp_path):
 
 def test_unknown_suite_lists_what_there_is():
     """With the nearest name first."""
-    with pytest.raises(InputError, match=r"unknown suite 'hettu' \(did you mean hetu\?\); choose one of: hetu, smoke"):
+    with pytest.raises(InputError, match=r"unknown suite 'hettu' \(did you mean hetu\?\); choose one of: hetu, kernels, smoke"):
         load_suite("hettu")
     assert {"hetu", "smoke"} <= set(suite_names())

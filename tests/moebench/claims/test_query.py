@@ -12,7 +12,7 @@ from moebench.claims.scope import CantAnswer, points
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
 from moebench.plan import Filters, plan
 from moebench.results.rows import row_of
-from moebench.workloads.load import load_suite
+from tests.moebench.suites import of_kind
 
 H1 = Claim(
     "h1", "hetu", "overall", "step_speedup", "max-over", "hetumoe", "deepspeed", 8.1, "ratio", "printed",
@@ -23,7 +23,7 @@ SIZES = ["1x8", "2x8", "4x8", "8x8"]
 
 @pytest.fixture(scope="module")
 def hetu():
-    return load_suite("hetu")
+    return of_kind("hetu", "layer")
 
 
 @pytest.fixture(scope="module")

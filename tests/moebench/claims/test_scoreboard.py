@@ -17,6 +17,7 @@ from moebench.run import begin, execute, prepare
 from moebench.sim.uncertainty import draw
 from moebench.workloads.load import load_suite, load_topology
 from tests.moebench.fake_engine import Watch, behaving
+from tests.moebench.suites import of_kind
 
 H1 = next(claim for claim in claims_of("hetu") if claim.id == "hetu-h1")
 SAMPLES = 200
@@ -24,7 +25,7 @@ SAMPLES = 200
 
 @cache
 def hetu():
-    return replace(load_suite("hetu"), samples=SAMPLES)
+    return replace(of_kind("hetu", "layer"), samples=SAMPLES)
 
 
 @cache
