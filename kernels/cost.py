@@ -44,7 +44,11 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one call of an operator does to the device."""
+    """What one call of an operator does to the device.
+
+    Attributes:
+        launches: kernels that the device runs one after another, each with its fixed cost.
+    """
 
     kind: str
     flops: int = 0
@@ -52,6 +56,7 @@ class Cost:
     bytes_written: int = 0
     workspace_bytes: int = 0
     products: tuple[Product, ...] = ()
+    launches: int = 1
 
 
 CostFunction = Callable[..., Cost]

@@ -203,6 +203,7 @@ def _scatter_cost(
         "scatter" if tutel else "gather",  # the kind says whether rows are added up
         bytes_read=2 * experts_TK.nbytes + weight_bytes + (2 if tutel else 1) * kept * row_bytes,
         bytes_written=kept * row_bytes + (out.nbytes if clear or tutel else 0),
+        launches=experts_TK.shape[1] + (clear or tutel),
     )
 
 
@@ -218,9 +219,9 @@ def _gather_cost(
     if tutel:
         added = (top_k - 1) * out.nbytes
         workspace = min(top_k - 1, 2) * out.nbytes
-        return Cost("gather", 0, read + 2 * added, top_k * out.nbytes + added, workspace)
+        return Cost("gather", 0, read + 2 * added, top_k * out.nbytes + added, workspace, launches=2 * top_k - 1)
     in_place = max(kept - tokens, 0) * row_bytes
-    return Cost("gather", 0, read + in_place, out.nbytes + in_place)
+    return Cost("gather", 0, read + in_place, out.nbytes + in_place, launches=top_k)
 
 
 def _dots_cost(
@@ -229,7 +230,8 @@ def _dots_cost(
     """A token and a row are read for every route."""
     kept = _kept(experts_TK, y_ECD.shape[0] * y_ECD.shape[1])
     row_bytes = y_ECD.shape[2] * (y_ECD.itemsize + grad_TD.itemsize)
-    return Cost("gather", bytes_read=2 * experts_TK.nbytes + kept * row_bytes, bytes_written=out.nbytes)
+    read = 2 * experts_TK.nbytes + kept * row_bytes
+    return Cost("gather", bytes_read=read, bytes_written=out.nbytes, launches=experts_TK.shape[1])
 
 
 def _setup_scatter(ctx, inputs, output) -> None:

@@ -222,7 +222,11 @@ def _permute_cost(out: Tensor, x_TD: Tensor, rows_TK: Tensor, num_rows: int, zer
     if not zero_unused:
         return Cost("gather", bytes_read=read, bytes_written=kept * row_bytes)
     return Cost(
-        "gather", bytes_read=read + num_rows, bytes_written=out.nbytes + num_rows + kept, workspace_bytes=num_rows
+        "gather",
+        bytes_read=read + num_rows,
+        bytes_written=out.nbytes + num_rows + kept,
+        workspace_bytes=num_rows,
+        launches=3,
     )
 
 
@@ -247,6 +251,7 @@ def _unpermute_backward_cost(
         bytes_read=rows_TK.nbytes + token_bytes + kept_bytes + num_rows,
         bytes_written=grad_y_ND.nbytes + grad_weights_TK.nbytes + num_rows + kept,
         workspace_bytes=num_rows,
+        launches=3,
     )
 
 

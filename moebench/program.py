@@ -51,6 +51,7 @@ class Op:
         shapes: shapes of the tensor arguments, then of the results.
         dtype: of the first floating-point tensor among them, short (`fp32`, `bf16`, ...), else of the first tensor.
         waits_on: indices of collectives that must have ended before this op, and later ones on its stream, start.
+        launches: kernels that the device runs one after another for it.
     """
 
     index: int
@@ -67,6 +68,7 @@ class Op:
     products: tuple[Product, ...] = ()
     collective: Collective | None = None
     waits_on: tuple[int, ...] = ()
+    launches: int = 1
 
     @property
     def bytes(self) -> int:

@@ -168,7 +168,7 @@ def _detail_rows(case: Case, topology: Topology, details: Sequence[Detail]) -> l
         if flops:
             add("flops", "FLOP", flops, region=region)
     add("device_bytes", "B", sum(op.bytes for op in program.ops))
-    add("launches", "1", sum(op.kind not in NO_DEVICE_WORK for op in program.ops))
+    add("launches", "1", sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK))
     add("host_syncs", "1", sum(op.kind == "host-read" for op in program.ops))
     add("collectives", "1", sum(op.collective is not None for op in program.ops))
     add("peak_memory", "B", max(detail.peak_bytes for detail in details))

@@ -131,7 +131,7 @@ def _counts(program: "Program") -> dict[str, Any]:
     return {
         "flops": sum(op.flops for op in program.ops),
         "device_bytes": sum(op.bytes for op in program.ops),
-        "launches": sum(op.kind not in NO_DEVICE_WORK for op in program.ops),
+        "launches": sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK),
         "host_syncs": sum(op.kind == "host-read" for op in program.ops),
         "peak_memory": program.peak_bytes,
     }

@@ -3,10 +3,10 @@
 Sees operators, bytes and hardware, nothing else. Costs are independent of when an operator runs, so a whole program is
 priced here in a few array operations and the replay only adds times up.
 
-Device time = max(FLOPs / rate, bytes / bandwidth) + fixed. On the bf16 products of aiconfigurator-core 0.12.0 (6,000
-rows a GPU of vLLM's tables, fitted on one half, tested on the other) this law with the tiles below and the shares in
-the hardware files has a median error of 10 % on A100, 9 % on H100, 10 % on H200, 11 % on B200; 90th percentile 34, 26,
-28 and 36 %.
+Device time = max(FLOPs / rate, bytes / bandwidth) + launches x fixed. On the bf16 products of aiconfigurator-core
+0.12.0 (6,000 rows a GPU of vLLM's tables, fitted on one half, tested on the other) this law with the tiles below and
+the shares in the hardware files has a median error of 10 % on A100, 9 % on H100, 10 % on H200, 11 % on B200; 90th
+percentile 34, 26, 28 and 36 %.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ def op_costs(ops: Sequence[Op], machine: "Machine") -> OpCosts:
         group = [ops[i] for i in indices]
         compute, memory, fixed = machine.device_parts(group)
         np.maximum(compute, memory, out=memory)
-        limits[indices] = np.where(fixed[0] > memory[:, 0], 3, np.where(compute[:, 0] >= memory[:, 0], 1, 2))
+        limits[indices] = np.where(fixed[:, 0] > memory[:, 0], 3, np.where(compute[:, 0] >= memory[:, 0], 1, 2))
         memory += fixed
         device[indices] = memory
     return OpCosts(device * machine.crowding, machine.issue_s(ops) * machine.crowding, limits)
@@ -114,7 +114,7 @@ class Machine:
         return np.full(1, float(default))
 
     def device_parts(self, group: Sequence[Op]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute and memory seconds [ops, N] and the fixed cost [N] of operators of one kind and dtype."""
+        """Compute, memory and fixed seconds, [ops, N] each, of operators of one kind and dtype."""
         kind, dtype = group[0].kind, group[0].dtype
         moved = np.array([op.bytes for op in group], dtype=float)
         bandwidth = self.value("gpu.memory.bandwidth")
@@ -129,15 +129,22 @@ class Machine:
             bandwidth = bandwidth * self.value(f"gpu.efficiency.{kind}", 1.0)
             fixed = self.value("gpu.kernel.fixed")
         each = np.ones(self.draws)
-        return np.multiply.outer(work, each / rate), np.multiply.outer(moved, each / bandwidth), each * fixed
+        launches = np.array([op.launches for op in group], dtype=float)
+        costs = ((work, 1 / rate), (moved, 1 / bandwidth), (launches, fixed))
+        compute, memory, start = (np.multiply.outer(amount, each * unit) for amount, unit in costs)
+        return compute, memory, start
 
     def issue_s(self, ops: Sequence[Op]) -> np.ndarray:
         """Host seconds to issue each operator, [ops, N]."""
         names = {_issue_parameter(op) for op in ops}
+        if any(op.launches > 1 for op in ops):
+            names.add("host.issue.operator")
         rows = {name: self.value(name) * np.ones(self.draws) for name in names}
         issue = np.empty((len(ops), self.draws))
         for i, op in enumerate(ops):
             issue[i] = rows[_issue_parameter(op)]
+            if op.launches > 1:  # from inside an operator, by the same driver
+                issue[i] += (op.launches - 1) * rows["host.issue.operator"]
         return issue
 
     def compute_share(self, dtype: str) -> np.ndarray:

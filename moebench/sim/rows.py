@@ -9,6 +9,7 @@ import numpy as np
 from moebench.case import Case
 from moebench.program import Program
 from moebench.results.rows import Row, row_of
+from moebench.sim.cost import NO_DEVICE_WORK
 from moebench.sim.incast import port_pressure
 from moebench.sim.replay import Replay
 from moebench.workloads.machine import Topology
@@ -76,7 +77,7 @@ def _add_counts(add: Any, program: Program) -> None:
         if count:
             add("flops", "FLOP", count, region=region)
     add("device_bytes", "B", sum(op.bytes for op in program.ops))
-    add("launches", "1", sum(op.kind not in ("view", "allocation", "wait", "host-read") for op in program.ops))
+    add("launches", "1", sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK))
     add("host_syncs", "1", sum(op.kind == "host-read" for op in program.ops))
     add("collectives", "1", sum(op.collective is not None for op in program.ops))
 

@@ -130,7 +130,7 @@ class Recorder:
         shapes = tuple([tuple(tensor.shape) for tensor in tensors])
         place = (index, name, cost.kind, operator.stream, region, phase, shapes, _first_dtype(tensors))
         work = (cost.flops, cost.bytes_read, cost.bytes_written, cost.products)
-        self.ops.append(Op(*place, *work, collective, waits_on))
+        self.ops.append(Op(*place, *work, collective, waits_on, cost.launches))
 
     def _reuses_first(self, args: Sequence[Any], storages: list[int]) -> bool:
         """Whether autograd itself would write this result into its first argument, were no dispatch mode listening.

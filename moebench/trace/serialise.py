@@ -13,7 +13,7 @@ from moebench.kernels.cost import Product
 from moebench.program import Collective, Op, Program
 from moebench.workloads.errors import InputError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class _Table:
@@ -43,6 +43,7 @@ def programs_to_json(programs: Iterable[Program]) -> str:
             op.flops,
             op.bytes_read,
             op.bytes_written,
+            op.launches,
             [products.place(product) for product in op.products],
             None if op.collective is None else collectives.place(op.collective),
             op.waits_on,
@@ -91,7 +92,7 @@ def programs_from_json(text: str) -> tuple[Program, ...]:
 
     def op(row: list[Any]) -> Op:
         index, name, kind, stream, region, phase, dtype, op_shapes, *numbers, op_products, exchange, waits_on = row
-        flops, bytes_read, bytes_written = numbers
+        flops, bytes_read, bytes_written, launches = numbers
         return Op(
             index=index,
             name=words[name],
@@ -107,6 +108,7 @@ def programs_from_json(text: str) -> tuple[Program, ...]:
             products=tuple(products[place] for place in op_products),
             collective=None if exchange is None else collectives[exchange],
             waits_on=tuple(waits_on),
+            launches=launches,
         )
 
     return tuple(

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime import interpreter
 
 from moebench.kernels.region import region
+from moebench.sim.cost import NO_DEVICE_WORK
 from moebench.trace.recorder import Recorder
 
 _Builder = interpreter.InterpreterBuilder
@@ -24,13 +25,14 @@ _Builder = interpreter.InterpreterBuilder
 
 @dataclass
 class Traffic:
-    """Bytes of a call: by lane, and distinct ones of each launch."""
+    """Bytes of a call: by lane, and distinct ones of each launch; its launches, and torch operators beside them."""
 
     loaded: int = 0
     stored: int = 0
     loaded_once: int = 0
     stored_once: int = 0
     launches: int = 0
+    operators: int = 0
 
 
 @dataclass
@@ -55,6 +57,7 @@ def count(function: Callable[..., Any], *args: Any) -> Traffic:
         function(*args)
     read = sum(op.bytes_read for op in recorder.ops)
     written = sum(op.bytes_written for op in recorder.ops)
+    traffic.operators = sum(op.kind not in NO_DEVICE_WORK for op in recorder.ops)
     traffic.loaded += read
     traffic.loaded_once += read
     traffic.stored += written

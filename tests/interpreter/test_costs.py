@@ -1,4 +1,4 @@
-"""The declared bytes of every operator are those that its Triton code loads and stores."""
+"""The declared bytes and launches of every operator are those of its Triton code."""
 
 from importlib import import_module
 
@@ -36,6 +36,7 @@ def test_declared_bytes_are_those_that_move(case, shape):
     with use_implementation("torch"):
         out = case.call(*args)
     cost = declared_cost(f"moebench::{case.operator}")(out if len(out) > 1 else out[0], *args)
+    assert traffic.launches + traffic.operators == cost.launches
     if case.operator in AS_ISSUED:
         assert (traffic.loaded, traffic.stored) == (cost.bytes_read, cost.bytes_written)
         return
