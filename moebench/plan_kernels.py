@@ -12,6 +12,9 @@ from moebench.workloads.kernel import KernelWorkload, combined
 from moebench.workloads.suite import KernelExperiment, KernelGrid
 
 
+ONE_DEVICE = "1x1"
+
+
 def names(experiment: KernelExperiment, source: str) -> Mapping[str, Sequence[object]]:
     """What filters may name of an experiment."""
     from moebench.workloads.kernel_calls import implementations_of
@@ -31,9 +34,9 @@ def cases(experiment: KernelExperiment, context: Context) -> Iterator[Case]:
         return
     default = experiment.node_types[0]
     for place in context.places(experiment):
-        topology = context.machines(place.topology)
-        if topology.ranks != 1 or (filters.quick and not place.asked and place.gpu != default):
+        if place.size != ONE_DEVICE or (filters.quick and not place.asked and place.gpu != default):
             continue
+        topology = context.machines(place.topology)
         for grid in experiment.kernels:
             implementations = _implementations(grid, filters)
             for workload, name in product(workloads_of(grid, context.suite.seed, filters.dtypes), implementations):

@@ -135,7 +135,7 @@ def test_words_and_sources(moebench, run):
 
 def test_bad_arguments(moebench, run):
     """An unknown suite lists the known ones; a run of another suite, or of an unknown schema, is refused."""
-    assert "choose one of: hetu, lancet" in moebench.refused("claims", "--suite", "hetumoe")
+    assert "choose one of: hetu, kernels, lancet" in moebench.refused("claims", "--suite", "hetumoe")
     assert "is a run of suite hetu, not of smoke" in moebench.refused("claims", run, "--suite", "smoke")
     assert "no run here" in moebench.refused("claims", run.parent)
     file = run / "run.json"

@@ -42,7 +42,7 @@ def test_claims_say_what_is_claimed_and_whose_it_is(moebench):
     assert "choose one of" in moebench.refused("list", "claims", "--suite", "hetumoe")
     assert "belong to no suite" in moebench.refused("list", "gates", "--suite", "hetu")
     figures = json.loads(moebench("list", "figures", "--suite", "hetu", "--json").out)
-    assert [entry["name"] for entry in figures] == ["hetu/overall"]
+    assert [entry["name"] for entry in figures] == ["hetu/overall", "hetu/topk-kernel", "hetu/layout-transform"]
 
 
 def test_topologies_say_how_large_they_may_be(moebench):
@@ -64,3 +64,16 @@ def test_this_machine_is_listed_once_measured(moebench, tmp_path, monkeypatch):
     said = moebench("list", "topologies", "--json")
     assert said.status == 0
     assert "this-machine" not in said.out
+
+
+def test_kernels_say_who_implements_them_and_where(moebench):
+    """Formula, implementations, and the devices of each: Triton's code needs a GPU."""
+    entries = {entry["name"]: entry for entry in json.loads(moebench("list", "kernels", "--json").out)}
+    gate = entries["topk_gate"]
+    assert gate["implementations"][:3] == ["reference", "torch", "triton"]
+    assert gate["devices"]["triton"] == ["cuda"]
+    assert gate["devices"]["torch"] == ["cpu", "cuda"]
+    assert "softmax" in gate["formula"]
+    assert {"hetu", "tutel", "deepspeed", "fastmoe"} <= set(entries["layout"]["implementations"])
+    line = next(line for line in moebench("list", "kernels").out.splitlines() if line.startswith("topk_gate "))
+    assert "triton: cuda; others: cpu and cuda" in line
