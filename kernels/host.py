@@ -11,13 +11,20 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-# What a program may ask for. Per-rank values are those of the rank that asks; rows are counted before capacity.
+# What a program may ask for. Per-rank values are those of the rank that asks; rows are counted before capacity, kept
+# ones after it.
 QUANTITIES = (
     "expert_counts",  # [E] tokens that this rank routes to each expert before capacity, all k choices together
     "max_expert_count",  # [1] the largest entry of expert_counts over every rank of the group
     "received_counts",  # [R, E/R] rows that each rank routes to this rank's experts, before capacity
     "relayed_rows",  # [G, N] rows that each rank of this node routes to this rank's place on each node
     "node_rows",  # [G, 2, R] rows that each rank of this node routes to every rank, and that every rank routes to it
+    "kept_counts",  # [E] routes of this rank to each expert that found a slot
+    "kept_rows",  # [1] their sum
+    "received_kept_counts",  # [R, E/R] such routes of each rank to this rank's experts
+    "received_kept_by_expert",  # [E/R] such routes of all ranks to each of this rank's experts
+    "received_kept_rows",  # [1] such routes of all ranks to this rank
+    "expert_loads",  # [E] such routes of all ranks to each expert
     "rounds",  # [1] rounds that a data-dependent gate took
 )
 

@@ -8,6 +8,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from moebench.systems.deepspeed import DEEPSPEED
 from moebench.systems.deepspeed_sparse import DEEPSPEED_SPARSE
+from moebench.systems.fastermoe import FASTERMOE
+from moebench.systems.fastmoe import FASTMOE
 from moebench.systems.hetumoe import HETUMOE
 from moebench.systems.interface import Configurable, System
 from moebench.systems.reference import REFERENCE
@@ -16,7 +18,7 @@ from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec
 
 ENTRY_POINTS = "moebench.systems"
-BUILT_IN: tuple[System, ...] = (REFERENCE, DEEPSPEED, DEEPSPEED_SPARSE, HETUMOE)
+BUILT_IN: tuple[System, ...] = (REFERENCE, DEEPSPEED, DEEPSPEED_SPARSE, HETUMOE, FASTMOE, FASTERMOE)
 
 
 @cache

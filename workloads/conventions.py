@@ -11,6 +11,7 @@ CAPACITY_RULES = (
     "k-times-ceil",  # k x ceil(cf x T / E): COMMON, HetuMoE
     "ceil-of-product",  # ceil(k x cf x T / E): DeepSpeed, Megatron
     "k-times-floor",  # k x floor(cf x ceil(T / E)): Tutel
+    "floor-of-product",  # floor(k x ceil(cf x T) / E): FastMoE's GShard gate
     "unlimited",  # dropless: the largest count over experts and ranks
 )
 DROP_ORDERS = (
@@ -102,6 +103,8 @@ class Conventions:
             slots = top_k * _ceil(share)
         elif self.capacity_rule == "k-times-floor":
             slots = top_k * -_ceil(-capacity_factor * -(-tokens // experts))
+        elif self.capacity_rule == "floor-of-product":
+            slots = top_k * _ceil(capacity_factor * tokens) // experts
         else:
             slots = _ceil(top_k * share)
         return self.aligned(max(self.min_capacity, slots))

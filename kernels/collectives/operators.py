@@ -107,7 +107,7 @@ def _reduce(x: Tensor, root: int, group: str) -> Tensor:
     ranks = find_group(group)
     buffer = x.clone()  # which backends may write on every rank
     output = buffer if ranks.index == root else _new(x, 0)
-    return note("reduce_start", output, buffer, carriers.carry_reduce(buffer, root, ranks))
+    return note("reduce_start", output, x, carriers.carry_reduce(buffer, root, ranks), buffer)
 
 
 def _reduce_fake(x: Tensor, root: int, group: str) -> Tensor:

@@ -36,9 +36,9 @@ def _place(tensor: Tensor) -> Place:
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()
 
 
-def note(operator: str, output: Tensor, source: Tensor, works: Sequence[Any] = ()) -> Tensor:
-    """Note that `operator` was launched: `works` read `source` and write `output`, which is returned."""
-    _outstanding[_place(output), next(_numbers)] = _Launched(operator, (output, source), works)
+def note(operator: str, output: Tensor, source: Tensor, works: Sequence[Any] = (), *scratch: Tensor) -> Tensor:
+    """Note that `operator` was launched: `works` read `source` and write `output`, which is returned, and `scratch`."""
+    _outstanding[_place(output), next(_numbers)] = _Launched(operator, (output, source, *scratch), works)
     return output
 
 

@@ -11,13 +11,24 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from moebench.kernels.explicit import count
 from moebench.kernels.host import UnansweredRead
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.gates.context import GateContext
 from moebench.workloads.gates.registry import GATES
+from moebench.workloads.gates.steps import NO_ROUTE
 from moebench.workloads.layer import LayerWorkload
 from moebench.workloads.routing import logits_for
 from moebench.workloads.token_ids import token_ids_for
+
+KEPT = (  # quantities of routes that found a slot
+    "kept_counts",
+    "kept_rows",
+    "received_kept_counts",
+    "received_kept_by_expert",
+    "received_kept_rows",
+    "expert_loads",
+)
 
 
 class RoutingAnswers:
@@ -29,6 +40,7 @@ class RoutingAnswers:
         self._workload, self._ranks, self._conventions = workload, ranks, conventions
         self._ranks_per_node = ranks_per_node or ranks
         self._counts: dict[int, tuple[int, ...]] = {}
+        self._kept: dict[int, tuple[int, ...]] = {}
         self._rounds: dict[int, int | None] = {}
         self._rows_of_node: dict[int, tuple[int, ...]] = {}
         self._most: int | None = None
@@ -48,6 +60,8 @@ class RoutingAnswers:
         if quantity == "received_counts":
             held = self._experts_of(rank)
             return tuple(count for r in range(self._ranks) for count in self._expert_counts(r)[held])
+        if quantity in KEPT:
+            return self._kept_answer(rank, quantity)
         if quantity == "relayed_rows":
             rail = slice(rank % self._ranks_per_node, None, self._ranks_per_node)
             return tuple(self._rows_RR[self._node_of(rank), rail].ravel().tolist())
@@ -64,6 +78,26 @@ class RoutingAnswers:
     def received_rows(self, rank: int) -> int:
         """Rows that all ranks route to this rank's experts, before capacity."""
         return int(self._rows_RR[:, rank].sum())
+
+    def _kept_answer(self, rank: int, quantity: str) -> tuple[int, ...]:
+        kept_RE = self._kept_RE
+        received_RL = kept_RE[:, self._experts_of(rank)]
+        found = {
+            "kept_counts": kept_RE[rank],
+            "kept_rows": kept_RE[rank].sum(),
+            "received_kept_counts": received_RL,
+            "received_kept_by_expert": received_RL.sum(axis=0),
+            "received_kept_rows": received_RL.sum(),
+            "expert_loads": kept_RE.sum(axis=0),
+        }[quantity]
+        return tuple(found.ravel().tolist())
+
+    @cached_property
+    def _kept_RE(self) -> np.ndarray:
+        """Routes of each rank to each expert that found a slot."""
+        for rank in range(self._ranks):
+            self._expert_counts(rank)
+        return np.array([self._kept[rank] for rank in range(self._ranks)])
 
     @cached_property
     def _rows_RR(self) -> np.ndarray:
@@ -101,5 +135,7 @@ class RoutingAnswers:
                     context=GateContext(token_ids_T=token_ids_for(workload, rank) if rule.needs_token_ids else None),
                 )
                 self._counts[rank] = tuple(routing.counts_E.tolist())
+                kept_TK = routing.experts_TK.where(routing.keep_TK, NO_ROUTE)
+                self._kept[rank] = tuple(count(kept_TK, workload.experts).tolist())
                 self._rounds[rank] = routing.rounds
         return self._counts[rank]

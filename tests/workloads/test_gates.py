@@ -257,6 +257,16 @@ def test_min_capacity_and_rounding():
     assert not route(logits(4, 4), GSHARD, floor, 0.5).keep_TK.any()
 
 
+def test_capacity_as_fastmoe_rounds_it():
+    """papers/baselines.md 4.2: ceil(cf T) k // E."""
+    floor = replace(COMMON, capacity_rule="floor-of-product")
+    assert floor.capacity(10, 4, 2, 1.2) == 6
+    assert floor.capacity(24, 8, 2, 1.0) == 6
+    assert floor.capacity(3, 8, 2, 1.2) == 1
+    assert floor.capacity(3, 16, 2, 1.2) == 0
+    assert replace(floor, min_capacity=4).capacity(3, 16, 2, 1.2) == 4
+
+
 def test_gumbel_second_follows_the_softmax_of_the_rest():
     """The drawn second expert is never the first, and its frequency is p_e / (1 - p_first)."""
     rows = LOG.expand(20000, 3)

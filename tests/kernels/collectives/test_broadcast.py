@@ -74,7 +74,7 @@ def test_one_rank_exchanges_nothing():
 
 
 def test_parts_are_told_apart():
-    """Each is waited for once, whichever comes first; parts without rows too; a tensor that nobody filled is refused."""
+    """Each is waited for once, in any order; parts without rows too; a tensor that nobody filled is refused."""
     group, buffer = described_group(2), torch.empty(4, 3, device=META)
     rows, none = torch.empty(2, 3, device=META), torch.empty(0, 3, device=META)
     first = sw.start_all_to_all_into(buffer[:2], rows, group, [1, 1], [1, 1])
