@@ -47,9 +47,9 @@ def kernel_step(case: Case, device: torch.device, group: Group | None = None) ->
     if kernel.is_backward:
         outputs = call.forward()
         upstream = call.upstream(outputs)
-        step = Step(lambda: call.backward(outputs, upstream), (*tensors, *upstream), counted)
+        step = Step(lambda: call.backward(outputs, upstream), (*tensors, *upstream), counted, is_recordable=False)
     else:
-        step = Step(call.forward, tensors, counted)
+        step = Step(call.forward, tensors, counted, is_recordable=False)
     if device.type == "cpu" and (tried_s := _tried_s(step)) > CPU_S:
         raise Skipped(f"a call takes {times(tried_s)} here; on a CPU the limit is {times(CPU_S)}")
     return step

@@ -29,12 +29,14 @@ class Step:
     Attributes:
         run: of a layer: forward, backward, gradient sync of one rank, optimiser. Of a kernel: one call.
         persistent: tensors that live from step to step.
-        counted: what `run` executes, where a trace has counted it; None leaves that to a recorder around `run`.
+        counted: what `run` executes, where a trace has counted it.
+        is_recordable: whether a recorder around `run` can count it too: every operator is in a region.
     """
 
     run: Callable[[], object]
     persistent: tuple[Tensor, ...]
     counted: Program | None = None
+    is_recordable: bool = True
 
 
 def build_step(case: Case, device: torch.device, group: Group | None = None) -> Step:

@@ -76,7 +76,8 @@ def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: 
     gc.unfreeze()
     if request.detail:
         for case, step in zip(cases, steps):
-            send(case=case.hash, detail=_detail(step))
+            if step.counted is not None or step.is_recordable:
+                send(case=case.hash, detail=_detail(step))
 
 
 def _time_blocks(
