@@ -39,10 +39,10 @@ def derived(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
 def floor_time_s(floor: Floor, hardware: Hardware, dtype: str) -> float | None:
     """Seconds of the floor on a GPU or CPU; None where its file states no rate that the floor needs."""
     parameters = hardware.parameters
-    peak = parameters.get(f"gpu.peak.{dtype}")
-    if floor.flops and peak is None:
+    peak, bandwidth = parameters.get(f"gpu.peak.{dtype}"), parameters.get("gpu.memory.bandwidth")
+    if bandwidth is None or (floor.flops and peak is None):
         return None
-    return floor.time_s(None if peak is None else peak.value, parameters["gpu.memory.bandwidth"].value)
+    return floor.time_s(None if peak is None else peak.value, bandwidth.value)
 
 
 def _achieved(case: Case, hardware: Hardware, row: Row, floor: Floor, floor_s: float | None) -> list[Row]:

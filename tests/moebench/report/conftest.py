@@ -9,6 +9,7 @@ from moebench.plan import Filters
 from moebench.report.html import write_report
 from moebench.run import begin, execute, prepare
 from moebench.workloads.load import load_suite
+from tests.moebench.suites import of_kind
 
 
 class Silent:
@@ -27,7 +28,16 @@ def run_folder(tmp_path_factory):
     suite = replace(load_suite("hetu"), samples=16)
     filters = Filters(gates=("switch",), batch_sizes=(32,))
     job = begin(prepare(suite, filters, "sim"), tmp_path_factory.mktemp("run") / "hetu")
-    execute(job, Silent(), 1, lambda *_, **__: types.SimpleNamespace(status="passed", reason=""))
+    execute(job, Silent(), 1, lambda cases: [types.SimpleNamespace(status="passed", reason="")] * len(cases))
+    return job.folder
+
+
+@pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory):
+    """The kernel experiments of the hetu suite on their first device, few draws."""
+    suite = replace(of_kind("hetu", "kernel"), samples=8)
+    job = begin(prepare(suite, Filters(quick=True), "sim"), tmp_path_factory.mktemp("kernels") / "hetu")
+    execute(job, Silent(), 1, lambda cases: [types.SimpleNamespace(status="passed", reason="")] * len(cases))
     return job.folder
 
 

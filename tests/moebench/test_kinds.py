@@ -1,0 +1,32 @@
+"""Every kind of workload has everything that the harness asks of one."""
+
+from dataclasses import fields
+
+import pytest
+
+from moebench import kinds
+from moebench.results.rows import KIND_COLUMNS, TIMES
+from moebench.workloads.kernel import KernelWorkload
+from moebench.workloads.layer import GateSpec, LayerWorkload
+from moebench.workloads.schema import KINDS as FILE_KINDS
+
+WORKLOADS = {
+    "layer": LayerWorkload(GateSpec("switch"), 1, 8, 8, 8, 2),
+    "kernel": KernelWorkload("topk_gate", 8, experts=2, top_k=1),
+}
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS)
+@pytest.mark.parametrize("what", [field.name for field in fields(kinds.Kind)])
+def test_every_name_of_the_table_is_a_function(kind, what):
+    """A misspelt module or function would be found by the first user of that kind."""
+    assert callable(kinds.of(kind, what))
+
+
+def test_files_runs_and_rows_know_the_same_kinds():
+    """A suite file's kinds are those of the harness, and each has its columns and its time."""
+    assert set(kinds.KINDS) == set(FILE_KINDS) == set(WORKLOADS)
+    for kind, workload in WORKLOADS.items():
+        assert workload.kind == kind
+        assert workload.metric in TIMES
+        assert sum(set(columns) <= set(workload.columns) for columns in KIND_COLUMNS) == 1
