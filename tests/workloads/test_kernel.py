@@ -25,7 +25,7 @@ def test_different_calls_have_different_names():
     found = set()
     count = 0
     for op, operation in OPERATIONS.items():
-        for sizes in combined({name: (2, 4) for name in operation.dimensions}):
+        for sizes in combined(dict.fromkeys(operation.dimensions, (2, 4))):
             for variant in operation.variants or ("",):
                 for direction in operation.directions:
                     for dtype in operation.dtypes:

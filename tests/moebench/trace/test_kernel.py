@@ -29,7 +29,7 @@ def moved(program):
 
 @pytest.mark.parametrize(("op", "direction", "name"), CALLS)
 def test_every_implementation_can_be_traced(op, direction, name):
-    """Each implementation of each operator, forward and backward; none moves less than the floor, within its scratch."""
+    """Each implementation of each operator, forward and backward; none moves less than the floor."""
     workload = workload_of(op, direction=direction)
     if (op, name) in READS:
         with pytest.raises(Unsupported, match="reads values on the host"):
