@@ -1,8 +1,8 @@
 """The shared kernels on CPU sizes: every operator x implementation x shape, with pytest-benchmark.
 
 Run with `pytest benchmarks/bench_kernels.py --benchmark-enable` (`--benchmark-json FILE` keeps the numbers). Triton's
-code runs on GPUs, so it is measured where torch sees one; `moebench run --suite kernels --topology this-machine` measures
-the same calls interleaved, in fresh processes, beside their floor.
+code runs on GPUs, so it is measured where torch sees one. `moebench run --suite kernels --topology this-machine`
+measures such calls interleaved, in fresh processes, beside their floor.
 """
 
 import pytest
