@@ -14,6 +14,16 @@ from moebench.workloads.kernel_floor import Floor, floor_of
 from moebench.workloads.machine import Hardware, Topology
 
 
+# A call has no network, and no host that anyone waits for: an engine's rows about them are zeros.
+KEPT = ("kernel_time", "peak_memory", "flops", "device_bytes", "launches", "host_syncs")
+
+
+def finish(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
+    """The rows of a case: times, counts and memory, then floor and rates."""
+    kept = [row for row in rows if row.metric in KEPT and "region" not in row.detail]
+    return kept + derived(case, topology, kept)
+
+
 def derived(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
     """Floor and rates, the latter once for each regime (hot, cold) of a measured time.
 

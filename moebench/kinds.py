@@ -22,7 +22,7 @@ class Kind:
         check: `(cases) -> Status of each`, in their order; one case of each key.
         programs: `(case, topology) -> Programs`, for every topology of that size; raises Unsupported or Skipped.
         step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.
-        derived: `(case, topology, rows) -> rows` that follow from the rows of an engine.
+        finish: `(case, topology, rows of an engine) -> rows`: what means something, and what follows from it.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
         view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
     """
@@ -33,7 +33,7 @@ class Kind:
     check: str
     programs: str
     step: str
-    derived: str
+    finish: str
     obtain: str
     view: str
 
@@ -46,7 +46,7 @@ KINDS = {
         check="correctness:check_layers",
         programs="trace.layer:programs_of",
         step="local.step:layer_step",
-        derived="sim.rows:nothing_derived",
+        finish="sim.rows:unchanged",
         obtain="claims.query:obtain_layers",
         view="report.experiment_view:experiment_view",
     ),
@@ -57,7 +57,7 @@ KINDS = {
         check="check_kernels:check",
         programs="trace.kernel:programs_of",
         step="local.kernel_step:kernel_step",
-        derived="kernel_rows:derived",
+        finish="kernel_rows:finish",
         obtain="claims.kernel_query:obtain",
         view="report.kernel_view:experiment_view",
     ),

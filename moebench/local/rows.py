@@ -30,7 +30,7 @@ def rows_of_case(case: Case, topology: Topology, measured: "Measured") -> list[R
             rows.append(row_of(case, hardware, metric, "s", sample["time_s"], sample=index, detail=detail))
         rows.append(_summary(case, hardware, regime, samples))
     rows += _detail_rows(case, hardware, measured.detail)
-    return rows + kinds.of(case.workload.kind, "derived")(case, topology, rows)
+    return kinds.of(case.workload.kind, "finish")(case, topology, rows)
 
 
 def _summary(case: Case, hardware: str, regime: str, samples: list[dict[str, Any]]) -> Row:

@@ -183,7 +183,7 @@ def _rows(case: Case, topology: Topology, programs: tuple[Program, ...], samples
         _draws[key] = draw(topology.parameters(), samples, seed)
     values = seen_by(case.workload, topology.hardware, _draws[key])
     rows = rows_of_replay(case, topology, programs, replay(programs, topology, values))
-    return rows + kinds.of(case.workload.kind, "derived")(case, topology, rows)
+    return kinds.of(case.workload.kind, "finish")(case, topology, rows)
 
 
 def _store(programs: tuple[Program, ...], path: Path) -> None:

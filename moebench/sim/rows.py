@@ -62,9 +62,9 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
     return rows
 
 
-def nothing_derived(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
-    """Of a layer no more is shown than what its rows say."""
-    return []
+def unchanged(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
+    """Of a layer every row is shown, and no more."""
+    return list(rows)
 
 
 def _add_counts(add: Any, program: Program) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moebench.case import Case
-from moebench.kernel_rows import derived, floor_time_s
+from moebench.kernel_rows import derived, finish, floor_time_s
 from moebench.results.rows import row_of
 from moebench.workloads.kernel import KernelWorkload
 from moebench.workloads.kernel_floor import Floor, floor_of
@@ -73,3 +73,17 @@ def test_no_number_no_achievement():
     """A case that has no time still says what its floor is."""
     found = values(derived(case(), H200, [row_of(case(), "h200", "kernel_time", "s", None, status="failed")]))
     assert {metric for metric, _ in found} == {"floor_bytes", "floor_flops", "floor_time"}
+
+
+def test_rows_about_a_network_are_left_out():
+    """A call on one device has times, counts and memory; zeros of links, hosts and regions say nothing."""
+    given = [
+        row_of(case(), "h200", "kernel_time", "s", 1.0),
+        row_of(case(), "h200", "link_bytes", "B", 0.0, detail={"tier": "nic"}),
+        row_of(case(), "h200", "flops", "FLOP", 8.0),
+        row_of(case(), "h200", "flops", "FLOP", 8.0, detail={"region": "experts"}),
+        row_of(case(), "h200", "launches", "1", 1.0),
+    ]
+    found = [row.metric for row in finish(case(), H200, given)]
+    assert found[:3] == ["kernel_time", "flops", "launches"]
+    assert found[3:] == [row.metric for row in derived(case(), H200, given)]
