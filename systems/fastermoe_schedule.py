@@ -1,10 +1,10 @@
 """FasterMoE's smart schedule: exchanges cut into steps between groups of ranks, so that experts start on what is there.
 
 In step s a rank sends to the group s places ahead of its own and receives from the one s places behind. Forward: all
-sends S_0 .. S_n, broadcasts of shadowed experts, C_0 .. C_n as rows arrive, the shadows on this rank's own rows, all
-returns R_0 .. R_n. The backward is the same the other way, with the shadows first, so that their gradients are summed
-while the others are computed. As in the package this is one autograd node: the graph of every call of an expert lives
-inside it, and buffers are zeroed and filled part by part.
+sends S_0 .. S_n, broadcasts of shadowed experts, the experts C_0 .. C_n as rows arrive with each step's return R_s
+behind it, the shadows on this rank's own rows. The backward is the same the other way, with the shadows first, so that
+their gradients are summed while the others are computed. As in the package this is one autograd node: the graph of
+every call of an expert lives inside it, and buffers are zeroed and filled part by part.
 
 R ranks, L experts of a rank, D model; N rows that a rank sends or keeps for its shadows, M rows that it receives; P
 parameters of an expert.
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from moebench.kernels.collectives.parts import Parts
-from moebench.kernels.collectives.start_wait import start_broadcast, start_reduce
+from moebench.kernels.collectives.start_wait import Pending, start_broadcast, start_reduce
 from moebench.kernels.expert_ffn import expert_ffn
 from moebench.kernels.region import region
 from moebench.systems.layer import Expert
@@ -41,21 +41,17 @@ class Schedule:
 
     Attributes:
         parts: an exchange for each step and local expert, step by step.
-        experts: the local expert of each.
         shadows: in the order of experts.
-        rows: N.
     """
 
     parts: Parts
-    experts: tuple[int, ...]
     shadows: tuple[Shadow, ...]
-    rows: int
 
 
-def group_steps(ranks: int, group_size: int, rank: int) -> Steps:
-    """Ranks to send to and ranks to receive from in every step; the last group may be smaller."""
+def group_steps(ranks: int, group_size: int, mine: int) -> Steps:
+    """Ranks to send to and ranks to receive from in every step, for those of group `mine`; the last may be smaller."""
     groups = [range(first, min(first + group_size, ranks)) for first in range(0, ranks, group_size)]
-    mine, count = rank // group_size, len(groups)
+    count = len(groups)
     return [(groups[(mine + step) % count], groups[(mine - step) % count]) for step in range(count)]
 
 
@@ -85,64 +81,113 @@ class _SmartSchedule(torch.autograd.Function):
     def forward(ctx, x_ND, schedule, experts, *parameters):
         ctx.schedule, ctx.experts = schedule, experts
         needs_x, is_trained = ctx.needs_input_grad[0], any(ctx.needs_input_grad)
-        parts, sent = schedule.parts, sum(schedule.parts.sent)
+        parts = schedule.parts
         with region("exchange"):
             flats = [_parameters_of(experts, shadow, parts.group.index) for shadow in schedule.shadows]
-            x_MD, out_MD = (x_ND.new_zeros(sum(parts.received), x_ND.shape[1]) for _ in range(2))
-            y_ND = torch.zeros_like(x_ND)
-            coming = parts.start_into(x_MD, x_ND[:sent])
+            buffers, coming = _sent(x_ND, schedule)
             size = sum(parameter.numel() for parameter in experts[0].parameters())
             shared = [
                 start_broadcast(flat, parts.group, size, shadow.root)
                 for flat, shadow in zip(flats, schedule.shadows, strict=True)
             ]
-            outs = out_MD.split(parts.received)
-            own = [(x_ND[shadow.rows], y_ND[shadow.rows]) for shadow in schedule.shadows]
         ctx.calls, ctx.shadowed = [], []
-        for pending, index, out_ND in zip(coming, schedule.experts, outs, strict=True):
-            with region("exchange"):
-                rows_ND = pending.wait()
-            ctx.calls.append(_called(experts[index], rows_ND, out_ND, needs_x, is_trained))
-        for pending, (rows_ND, out_ND) in zip(shared, own, strict=True):
+
+        def call(number: int, rows_ND: Tensor) -> None:
+            expert = experts[number % len(experts)]
+            ctx.calls.append(_called(expert, rows_ND, buffers.results[number], needs_x, is_trained))
+
+        going = _in_steps(coming, buffers, schedule, len(experts), call)
+        for pending, rows_ND, out_ND in zip(shared, buffers.own, buffers.own_results, strict=True):
             with region("exchange"):
                 weights = _leaves(pending.wait(), experts[0])
-            call = _called(_with(weights, experts[0]), rows_ND, out_ND, needs_x, is_trained)
-            ctx.shadowed.append((weights, call))
+            ctx.shadowed.append((weights, _called(_with(weights, experts[0]), rows_ND, out_ND, needs_x, is_trained)))
         with region("exchange"):
-            _bring_back(parts, y_ND[:sent], out_MD)
-        return y_ND
+            for pending in going:
+                pending.wait()
+        return buffers.whole
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_ND):
-        schedule, needs_x = ctx.schedule, ctx.needs_input_grad[0]
-        parts, sent = schedule.parts, sum(schedule.parts.sent)
+        schedule, experts, needs_x = ctx.schedule, ctx.experts, ctx.needs_input_grad[0]
+        parts = schedule.parts
         with region("exchange"):
-            dy_ND = dy_ND.contiguous()
-            dy_MD, dx_MD = (dy_ND.new_zeros(sum(parts.received), dy_ND.shape[1]) for _ in range(2))
-            dx_ND = torch.zeros_like(dy_ND)
-            coming = parts.start_into(dy_MD, dy_ND[:sent])
-            gradients = dx_MD.split(parts.received)
-            own = [(dy_ND[shadow.rows], dx_ND[shadow.rows]) for shadow in schedule.shadows]
+            buffers, coming = _sent(dy_ND.contiguous(), schedule)
         sums = []
-        for shadow, (weights, call), (dy, dx) in zip(schedule.shadows, ctx.shadowed, own, strict=True):
+        for shadow, (weights, call), dy, dx in zip(
+            schedule.shadows, ctx.shadowed, buffers.own, buffers.own_results, strict=True
+        ):
             _differentiated(call, dy, dx if needs_x else None)
             with region("exchange"):
                 sums.append(start_reduce(_gradients_of(weights), parts.group, shadow.root))
-        for pending, call, gradient_ND in zip(coming, ctx.calls, gradients, strict=True):
-            with region("exchange"):
-                upstream_ND = pending.wait()
-            _differentiated(call, upstream_ND, gradient_ND if needs_x else None)
+
+        def differentiate(number: int, upstream_ND: Tensor) -> None:
+            _differentiated(ctx.calls[number], upstream_ND, buffers.results[number] if needs_x else None)
+
+        going = _in_steps(coming, buffers, schedule, len(experts), differentiate, needs_x)
         with region("exchange"):
             for shadow, pending in zip(schedule.shadows, sums, strict=True):
                 flat = pending.wait()
                 if shadow.root == parts.group.index:
-                    _accumulate(ctx.experts[shadow.index], flat)
-            _zero_missing(ctx.experts)
-            if needs_x:
-                _bring_back(parts, dx_ND[:sent], dx_MD)
+                    _accumulate(experts[shadow.index], flat)
+            _zero_missing(experts)
+            for pending in going:
+                pending.wait()
         ctx.calls = ctx.shadowed = None
-        return (dx_ND if needs_x else None, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
+        return (buffers.whole if needs_x else None, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Where results go, part by part: of those that came, and of the rows that travel or stay here.
+
+    Attributes:
+        results: [M, D] by part.
+        returned: the rows of `whole` that travel, by part.
+        own, own_results: the shadows' rows of what travels and of `whole`.
+        whole: [N, D].
+    """
+
+    results: Sequence[Tensor]
+    returned: Sequence[Tensor]
+    own: Sequence[Tensor]
+    own_results: Sequence[Tensor]
+    whole: Tensor
+
+
+def _sent(x_ND: Tensor, schedule: Schedule) -> tuple[_Buffers, list[Pending]]:
+    """Buffers of zeros, and every part of the rows on its way."""
+    parts, back = schedule.parts, schedule.parts.reversed()
+    came_MD, results_MD = (x_ND.new_zeros(sum(parts.received), x_ND.shape[1]) for _ in range(2))
+    whole_ND = torch.zeros_like(x_ND)
+    sent = sum(parts.sent)
+    coming = parts.start_all(came_MD, x_ND[:sent])
+    own = [[x[shadow.rows] for shadow in schedule.shadows] for x in (x_ND, whole_ND)]
+    return _Buffers(back.cut(results_MD), parts.cut(whole_ND[:sent]), *own, whole_ND), coming
+
+
+def _in_steps(
+    coming: Sequence[Pending],
+    buffers: _Buffers,
+    schedule: Schedule,
+    local: int,
+    work: Callable[[int, Tensor], None],
+    returns: bool = True,
+) -> list[Pending]:
+    """Do the work of each part as it arrives; after each step's, start to bring its results back."""
+    going: list[Pending] = []
+    back = schedule.parts.reversed()
+    for number, pending in enumerate(coming):
+        with region("exchange"):
+            rows_ND = pending.wait()
+        work(number, rows_ND)
+        if returns and number % local == local - 1:
+            with region("exchange"):
+                going += [
+                    back.start(part, buffers.returned[part], buffers.results[part])
+                    for part in range(number + 1 - local, number + 1)
+                ]
+    return going
 
 
 def _called(
@@ -167,11 +212,6 @@ def _differentiated(call: _Call | None, dy_ND: Tensor, dx_ND: Tensor | None) -> 
     if dx_ND is not None:
         with region("experts"):
             dx_ND.copy_(call.rows_ND.grad)
-
-
-def _bring_back(parts: Parts, to_ND: Tensor, from_MD: Tensor) -> None:
-    for pending in parts.reversed().start_into(to_ND, from_MD):
-        pending.wait()
 
 
 def _parameters_of(experts: Sequence[Expert], shadow: Shadow, rank: int) -> Tensor:

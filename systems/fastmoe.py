@@ -125,10 +125,10 @@ def combine(y_ND: Tensor, routes_N: Tensor, weights_TK: Tensor) -> Tensor:
 
 
 class FastMoE:
-    """The registered systems of this package: they support the same conventions and compute the same function."""
+    """The registered system, and the base of the other one of this package: both compute the same function."""
 
-    def __init__(self, name: str, title: str, source: str, layer: type[FastMoELayer]):
-        self.name, self.title, self.source, self._layer = name, title, source, layer
+    def __init__(self, name: str, title: str, source: str):
+        self.name, self.title, self.source = name, title, source
 
     def supports(self, workload: LayerWorkload, conventions: Conventions) -> str | None:
         """None, or the reason why FastMoE has no such layer."""
@@ -156,7 +156,7 @@ class FastMoE:
             InputError: the workload has no meaning on this group, or is not supported.
         """
         checked(self, workload, group, conventions)
-        return self._layer(workload, group, conventions, device, dtype)
+        return FastMoELayer(workload, group, conventions, device, dtype)
 
 
 def _rows(values: Sequence[int], width: int) -> list[list[int]]:
@@ -176,4 +176,4 @@ _AS_SHIPPED = {
     ),
 }
 
-FASTMOE = FastMoE("fastmoe", "FastMoE", "arXiv 2103.13262; laekov/fastmoe ee3c561 (1.1.0)", FastMoELayer)
+FASTMOE = FastMoE("fastmoe", "FastMoE", "arXiv 2103.13262; laekov/fastmoe ee3c561 (1.1.0)")

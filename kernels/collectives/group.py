@@ -67,6 +67,16 @@ class Group:
         node = _part(self, "node", self.ranks[first : first + size])
         return Nodes(node, _part(self, "rail", self.ranks[place::size]))
 
+    def block(self, size: int) -> int:
+        """Which run of `size` ranks this one is in. A program that asks may be another one in every run."""
+        self.__dict__["block_size"] = size
+        return self.index // size
+
+    @property
+    def block_size(self) -> int | None:
+        """What a program asked `block` for; None if none did."""
+        return self.__dict__.get("block_size")
+
     @property
     def is_asked_for_leaders(self) -> bool:
         """Whether a program asked who leads a node, and may so be another one on those ranks."""

@@ -41,14 +41,29 @@ class Parts:
         """The exchanges that bring every row back."""
         return Parts(self.group, tuple(one.reversed() for one in self.splits))
 
-    def start_into(self, output: Tensor, x: Tensor) -> list[Pending]:
+    def cut(self, x: Tensor) -> Sequence[Tensor]:
+        """The rows of each exchange in a tensor that holds those of all, as they leave.
+
+        Raises:
+            ValueError: other rows than the exchanges have.
+        """
+        if x.shape[0] != sum(self.sent):
+            raise ValueError(f"{x.shape[0]} rows, and the exchanges have {sum(self.sent)}")
+        return x.split(self.sent)
+
+    def start(self, number: int, output: Tensor, x: Tensor) -> Pending:
+        """Start one exchange into a part of a larger tensor; both contiguous."""
+        splits = self.splits[number]
+        return start_all_to_all_into(output, x, self.group, splits.sent, splits.received)
+
+    def start_all(self, output: Tensor, x: Tensor) -> list[Pending]:
         """Start every exchange, from consecutive rows of `x` into consecutive rows of `output`, both contiguous.
 
         Raises:
             ValueError: other rows than the exchanges have.
         """
-        pieces = zip(_cut(output, self.received), _cut(x, self.sent), self.splits, strict=True)
-        return [start_all_to_all_into(to, rows, self.group, one.sent, one.received) for to, rows, one in pieces]
+        pieces = zip(self.reversed().cut(output), self.cut(x), strict=True)
+        return [self.start(number, *both) for number, both in enumerate(pieces)]
 
 
 def exchange_parts(x: Tensor, parts: Parts) -> Tensor:
@@ -82,12 +97,6 @@ class _Exchange(torch.autograd.Function):
 
 def _exchanged(x: Tensor, parts: Parts) -> Tensor:
     output = x.new_empty(sum(parts.received), *x.shape[1:])
-    for pending in parts.start_into(output, x.contiguous()):
+    for pending in parts.start_all(output, x.contiguous()):
         pending.wait()
     return output
-
-
-def _cut(x: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
-    if x.shape[0] != sum(rows):
-        raise ValueError(f"{x.shape[0]} rows, and the exchanges have {sum(rows)}")
-    return x.split(list(rows))

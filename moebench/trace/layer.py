@@ -1,7 +1,8 @@
 """One training step of a layer as Programs: the real module on meta tensors, traced once a distinct rank.
 
 A padded layer reads nothing on the host and is the same on every rank: one Program. A layer that reads the routing is
-traced again for every rank whose answers differ, up to a limit; one that asks who leads a node, for leaders and others.
+traced again for every rank whose answers differ, up to a limit; one that asks who leads a node, for leaders and others,
+and one that asks in which run of ranks it is, for each run.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ from moebench.workloads.machine import Topology
 __all__ = ["MOST_DISTINCT_PROGRAMS", "Unsupported", "programs_of", "trace_layer"]
 
 MOST_DISTINCT_PROGRAMS = 64
-LEADS = "leads"  # beside what a program reads: whether a rank leads its node, if the program asked
+# Beside what a program reads, its place, if it asked: whether a rank leads its node, in which run of ranks it is.
+LEADS, BLOCK = "leads", "block"
 _LEARNING_RATE = 0.01
 
 
@@ -82,6 +84,7 @@ class _Tracer:
     ) -> None:
         self._system, self._workload, self._ranks, self._conventions = system, workload, ranks, conventions
         self._ranks_per_node = ranks_per_node
+        self._block_size = ranks
         self._answers = RoutingAnswers(workload, ranks, conventions, ranks_per_node)
 
     def programs(self) -> tuple[Program, ...]:
@@ -90,7 +93,7 @@ class _Tracer:
             return (replace(first.program, stands_for=range(self._ranks)),)
         distinct = {tuple(self._answer(rank, q) for q in first.reads) for rank in range(self._ranks)}
         if len(distinct) > MOST_DISTINCT_PROGRAMS:
-            return self._grouped(len(distinct), LEADS in first.reads)
+            return self._grouped(len(distinct), [place for place in (LEADS, BLOCK) if place in first.reads])
         return self._distinct(first)
 
     def _distinct(self, first: _Traced) -> tuple[Program, ...]:
@@ -104,12 +107,14 @@ class _Tracer:
             stands_for[len(traced) - 1 if place is None else place].append(rank)
         return tuple(replace(one.program, stands_for=_compact(ranks)) for one, ranks in zip(traced, stands_for))
 
-    def _grouped(self, distinct: int, has_leaders: bool) -> tuple[Program, ...]:
-        """Groups of nearly equal size by received rows, each traced at its median rank; leaders apart from others."""
+    def _grouped(self, distinct: int, places: Sequence[str]) -> tuple[Program, ...]:
+        """Groups of nearly equal size by received rows, each traced at its median rank; no group of two places."""
         order = sorted(range(self._ranks), key=lambda rank: (self._answers.received_rows(rank), rank))
-        kinds = [[rank for rank in order if self._leads(rank) == leads] for leads in (True, False)]
+        kinds: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for rank in order:
+            kinds.setdefault(tuple(self._answer(rank, place) for place in places), []).append(rank)
         groups = []
-        for kind in kinds if has_leaders else [order]:
+        for kind in kinds.values():
             count = min(len(kind), max(1, MOST_DISTINCT_PROGRAMS * len(kind) // self._ranks))
             groups += [kind[start:end] for start, end in pairwise(n * len(kind) // count for n in range(count + 1))]
         note = (
@@ -127,6 +132,8 @@ class _Tracer:
         return all(self._answer(rank, question) == answer for question, answer in traced.reads.items())
 
     def _answer(self, rank: int, question: str) -> tuple[int, ...]:
+        if question == BLOCK:
+            return (rank // self._block_size,)
         return (int(self._leads(rank)),) if question == LEADS else self._answers.answer(rank, question)
 
     def _leads(self, rank: int) -> bool:
@@ -151,6 +158,9 @@ class _Tracer:
             recorder = record_step(step, (x_TD, upstream_TD), [*layer.parameters(), *layer.buffers()])
         if group.is_asked_for_leaders:
             reads[LEADS] = self._answer(rank, LEADS)
+        if group.block_size is not None:
+            self._block_size = group.block_size
+            reads[BLOCK] = self._answer(rank, BLOCK)
         return _Traced(recorder.program(rank, self._ranks), reads)
 
 
