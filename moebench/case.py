@@ -9,6 +9,12 @@ from typing import Any
 from moebench.workloads.workload import Workload
 
 
+def fields_of(workload: Workload) -> dict[str, Any]:
+    """Everything that a workload says, as plain data: every kind is a dataclass."""
+    data: Any = workload
+    return asdict(data)
+
+
 @dataclass(frozen=True)
 class Case:
     """One system on one workload on one topology under one engine.
@@ -55,6 +61,5 @@ class Case:
     @property
     def hash(self) -> str:
         """16 hex digits over everything that decides the number."""
-        data: Any = self  # every workload is a dataclass
-        text = json.dumps(asdict(data) | {"assumptions": dict(self.assumptions)}, sort_keys=True, default=str)
+        text = json.dumps(asdict(self) | {"assumptions": dict(self.assumptions)}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -13,7 +13,6 @@ from moebench.results.rows import Row, row_of
 from moebench.workloads.kernel_floor import Floor, floor_of
 from moebench.workloads.machine import Hardware, Topology
 
-
 # A call has no network, and no host that anyone waits for: an engine's rows about them are zeros.
 KEPT = ("kernel_time", "peak_memory", "flops", "device_bytes", "launches", "host_syncs")
 

@@ -11,7 +11,6 @@ from moebench.plan import Context, Filters, engine_of, wanted
 from moebench.workloads.kernel import KernelWorkload, combined
 from moebench.workloads.suite import KernelExperiment, KernelGrid
 
-
 ONE_DEVICE = "1x1"
 
 

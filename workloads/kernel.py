@@ -146,9 +146,9 @@ def is_reference_too_long(workload: KernelWorkload) -> str | None:
     return f"the reference walks tokens one by one in Python: it runs up to {REFERENCE_TOKENS:,} of them"
 
 
-def combined(choices: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+def combined(choices: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
     """Every combination of the listed sizes, the last dimension fastest."""
-    found: list[dict[str, int]] = [{}]
+    found: list[dict[str, Any]] = [{}]
     for name in (name for name in DIMENSIONS if name in choices):
         found = [{**sizes, name: size} for sizes in found for size in choices[name]]
     return found

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -64,7 +65,7 @@ def check_suite(suite: Suite, where: str) -> None:
         place = f"{where}.experiments.{experiment.name}"
         if isinstance(experiment, KernelExperiment):
             for grid in experiment.kernels:
-                check_grid(grid, lambda keys, place=place: f"{place}.{dotted(keys)}")
+                check_grid(grid, partial(_below, place))
         else:
             for gate in experiment.gates:
                 gate_spec(gate.label, place)
@@ -90,6 +91,14 @@ def gate_spec(label: str, where: str = "") -> GateSpec:
     from moebench.workloads.gates.registry import parse_label
 
     return parse_label(label, where)
+
+
+def _below(place: str, keys: Sequence[Key]) -> str:
+    return f"{place}.{dotted(keys)}"
+
+
+def _in_file(file: TomlFile, table: Sequence[Key], keys: Sequence[Key]) -> str:
+    return file.where([*table, *keys])
 
 
 def check_grid(grid: KernelGrid, where: Where) -> None:
@@ -144,8 +153,7 @@ def _kernel_experiment(model: KernelExperimentFile, file: TomlFile, index: int) 
     grids = []
     for place, grid in enumerate(model.kernels):
         grids.append(_grid(grid))
-        here: list[Key] = ["experiments", index, "kernels", place]
-        check_grid(grids[-1], lambda keys, here=here: file.where([*here, *keys]))
+        check_grid(grids[-1], partial(_in_file, file, ["experiments", index, "kernels", place]))
     return KernelExperiment(
         name=model.name,
         title=model.title,

@@ -160,8 +160,8 @@ def _work(
 def _counts(evidence: Evidence, experiment: KernelExperiment) -> dict[tuple[str, str], dict[str, float]]:
     found: dict[tuple[str, str], dict[str, float]] = {}
     for row in evidence.kernels:
-        is_count = row.metric != "kernel_time" and not row.detail and row.value is not None
-        if is_count and row.experiment == experiment.name:
+        is_count = row.metric != "kernel_time" and not row.detail
+        if is_count and row.experiment == experiment.name and row.value is not None:
             found.setdefault((row.shape or "", row.system), {}).setdefault(row.metric, row.value)
     return {key: of for key, of in found.items() if "device_bytes" in of}
 

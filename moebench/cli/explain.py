@@ -72,9 +72,9 @@ def _list_cases(run: Path, as_json: bool) -> None:
     entries: list[dict[str, Any]] = []
     cells = []
     for case in job.cases:
-        row = rows.get(case.name)
-        status = row.status if row else "not run yet"
-        time_s = row.value if row else None
+        own = rows.get(case.name)
+        status = own.status if own else "not run yet"
+        time_s = own.value if own else None
         cells.append([case.name, case.engine, _time(time_s, time_s) if time_s else status])
         entry = {"name": case.name, "engine": case.engine, "status": status, f"{case.workload.metric}_s": time_s}
         entries.append(entry)

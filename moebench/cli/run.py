@@ -29,7 +29,12 @@ _CHOICES = {
 @click.command()
 @click.option("--suite", metavar="NAME|FILE", help="Suite by name, or a suite file of your own.")
 @click.option("--experiment", multiple=True, metavar="E", help="Only this experiment; repeatable, as all filters are.")
-@click.option("--system", multiple=True, metavar="S", help="Only this system, or of kernels this implementation: any registered one.")
+@click.option(
+    "--system",
+    multiple=True,
+    metavar="S",
+    help="Only this system, or for kernels this implementation: any registered one.",
+)
 @click.option("--gate", multiple=True, metavar="G", help="Only this gate.")
 @click.option("--batch-size", multiple=True, type=int, metavar="N", help="Only this batch size (sequences a rank).")
 @click.option("--dtype", multiple=True, metavar="D", help="Only cases of this dtype.")

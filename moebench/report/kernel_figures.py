@@ -104,7 +104,7 @@ def _log_axis(axis, points: pd.DataFrame, reported: Mapping[str, float]) -> None
     axis.set_xscale("log")
     axis.set_xlim(low, high)
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    steps = (1, 2, 5) if high / low < 3000 else (1,)
+    steps: tuple[float, ...] = (1, 2, 5) if high / low < 3000 else (1,)
     if high / low < 6:
         steps = (1, 1.5, 2, 3, 4, 5, 7)
     ticks = [step * 10.0**decade for decade in decades for step in steps]

@@ -10,14 +10,14 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from moebench import kinds
-from moebench.case import Case
+from moebench.case import Case, fields_of
 from moebench.program import Program
 from moebench.results.rows import Row
 from moebench.sim.rows import rows_of_replay, rows_without_number
@@ -33,7 +33,7 @@ def trace_key(case: Case, topology: Topology) -> str:
     """16 hex digits over everything that the recorded program depends on; hardware is not among it."""
     parts = {
         "system": case.system,
-        "workload": asdict(case.workload),
+        "workload": fields_of(case.workload),
         "nodes": topology.nodes,
         "gpus_per_node": topology.gpus_per_node,
         "conventions": case.conventions,
