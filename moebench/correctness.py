@@ -29,7 +29,7 @@ from moebench.systems.interface import System, problem
 from moebench.systems.registry import conventions_of, get
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
-from moebench.workloads.gates.registry import get_gate
+from moebench.workloads.gates.registry import get_gate, parse_label
 from moebench.workloads.layer import GateSpec
 
 RANKS = 4
@@ -83,6 +83,20 @@ def check(
     system = get(system_name)
     conventions = conventions_of(system, gate, conventions_name)
     return check_conventions(system, gate, dtype, conventions, ranks=ranks, activation=activation)
+
+
+def check_gates(
+    system_name: str, labels: Sequence[str], dtype: str = "fp32", conventions_name: str = "common"
+) -> dict[str, Status]:
+    """What `check` finds for gates by label, each with its own K and options where the label leaves them open.
+
+    The number of `passed` ones is the metric `gates_supported`.
+
+    Raises:
+        InputError: as `check`.
+    """
+    gates = {label: parse_label(label) for label in labels}
+    return {label: check(system_name, gate, dtype, conventions_name) for label, gate in gates.items()}
 
 
 def check_conventions(

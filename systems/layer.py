@@ -149,13 +149,14 @@ def refusal(
         known_gates: names of the gates that the system has; None for all.
     """
     try:
-        reason = gates.problem(workload.gate, conventions, workload.experts)
+        rule = gates.get_gate(workload.gate.name)
     except InputError as error:
         return str(error)
+    if known_gates is not None and rule.name not in known_gates:
+        return f"{system} has no gate {rule.name}; it has {', '.join(known_gates)}"
+    reason = rule.problem(workload.gate, conventions, workload.experts)
     if reason is not None:
         return reason
-    if known_gates is not None and workload.gate.name not in known_gates:
-        return f"{system} has no gate {workload.gate.name}; it has {', '.join(known_gates)}"
     for field, known in supported.items():
         value = getattr(conventions, field)
         if value not in known:

@@ -10,7 +10,7 @@ from moebench.systems.deepspeed import DEEPSPEED
 from moebench.systems.deepspeed_sparse import DEEPSPEED_SPARSE
 from moebench.systems.fastermoe import FASTERMOE
 from moebench.systems.fastmoe import FASTMOE
-from moebench.systems.hetumoe import HETUMOE
+from moebench.systems.hetumoe import HETUMOE, HETUMOE_2D, HETUMOE_LEADER
 from moebench.systems.interface import Configurable, System
 from moebench.systems.reference import REFERENCE
 from moebench.workloads.conventions import COMMON, Conventions
@@ -18,7 +18,11 @@ from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec
 
 ENTRY_POINTS = "moebench.systems"
-BUILT_IN: tuple[System, ...] = (REFERENCE, DEEPSPEED, DEEPSPEED_SPARSE, HETUMOE, FASTMOE, FASTERMOE)
+BUILT_IN: tuple[System, ...] = (
+    *(REFERENCE, DEEPSPEED, DEEPSPEED_SPARSE),
+    *(HETUMOE, HETUMOE_LEADER, HETUMOE_2D),
+    *(FASTMOE, FASTERMOE),
+)
 
 
 @cache

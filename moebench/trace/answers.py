@@ -5,7 +5,8 @@ only once a program reads something. Only counts and rounds are kept. The rule i
 fresh layer, as the layer that is traced.
 """
 
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -30,6 +31,10 @@ KEPT = (  # quantities of routes that found a slot
     "expert_loads",
 )
 
+# Rounds of a rule whose work depends on the data are counted on the first ranks, which stand for the others: their
+# logits have one distribution, and an auction among 65,536 tokens takes seconds.
+ROUNDS_RANKS = 4
+
 
 class RoutingAnswers:
     """Answers the reads of every rank of one workload, all ranks from the same routing."""
@@ -37,11 +42,11 @@ class RoutingAnswers:
     def __init__(
         self, workload: LayerWorkload, ranks: int, conventions: Conventions, ranks_per_node: int | None = None
     ) -> None:
-        self._workload, self._ranks, self._conventions = workload, ranks, conventions
+        self._ranks = ranks
+        # What changes no token's way is left out, so that cases which differ in it share the routing.
+        self._workload = replace(workload, input_gradient=True, activation="relu", optimizer="sgd")
+        self._conventions = replace(conventions, name="common", auxiliary=0.0, weight_site="output")
         self._ranks_per_node = ranks_per_node or ranks
-        self._counts: dict[int, tuple[int, ...]] = {}
-        self._kept: dict[int, tuple[int, ...]] = {}
-        self._rounds: dict[int, int | None] = {}
         self._rows_of_node: dict[int, tuple[int, ...]] = {}
         self._most: int | None = None
 
@@ -52,14 +57,14 @@ class RoutingAnswers:
             UnansweredRead: no reference rule states the quantity.
         """
         if quantity == "expert_counts":
-            return self._expert_counts(rank)
+            return self._routed(rank).counts
         if quantity == "max_expert_count":
             if self._most is None:
-                self._most = max(max(self._expert_counts(r)) for r in range(self._ranks))
+                self._most = max(max(self._routed(r).counts) for r in range(self._ranks))
             return (self._most,)
         if quantity == "received_counts":
             held = self._experts_of(rank)
-            return tuple(count for r in range(self._ranks) for count in self._expert_counts(r)[held])
+            return tuple(count for r in range(self._ranks) for count in self._routed(r).counts[held])
         if quantity in KEPT:
             return self._kept_answer(rank, quantity)
         if quantity == "relayed_rows":
@@ -68,8 +73,7 @@ class RoutingAnswers:
         if quantity == "node_rows":
             return self._node_rows(rank // self._ranks_per_node)
         if quantity == "rounds":
-            self._expert_counts(rank)
-            rounds = self._rounds[rank]
+            rounds = self._routed(rank % min(ROUNDS_RANKS, self._ranks)).rounds
             if rounds is not None:
                 return (rounds,)
         gate = self._workload.gate.name
@@ -95,14 +99,12 @@ class RoutingAnswers:
     @cached_property
     def _kept_RE(self) -> np.ndarray:
         """Routes of each rank to each expert that found a slot."""
-        for rank in range(self._ranks):
-            self._expert_counts(rank)
-        return np.array([self._kept[rank] for rank in range(self._ranks)])
+        return np.array([self._routed(rank).kept for rank in range(self._ranks)])
 
     @cached_property
     def _rows_RR(self) -> np.ndarray:
         """Rows that each rank (first index) routes to the experts of each rank."""
-        counts_RE = np.array([self._expert_counts(rank) for rank in range(self._ranks)])
+        counts_RE = np.array([self._routed(rank).counts for rank in range(self._ranks)])
         return counts_RE.reshape(self._ranks, self._ranks, -1).sum(axis=2)
 
     def _node_rows(self, node: int) -> tuple[int, ...]:
@@ -121,21 +123,31 @@ class RoutingAnswers:
         held = self._workload.experts // self._ranks
         return slice(rank * held, (rank + 1) * held)
 
-    def _expert_counts(self, rank: int) -> tuple[int, ...]:
-        if rank not in self._counts:
-            workload = self._workload
-            with _disable_current_modes(), torch.no_grad():
-                rule = GATES[workload.gate.name]
-                routing = rule.route(
-                    logits_for(workload, rank),
-                    workload.gate,
-                    self._conventions,
-                    workload.capacity_factor,
-                    generator=torch.Generator().manual_seed(workload.routing.seed * 1_000_003 + rank),
-                    context=GateContext(token_ids_T=token_ids_for(workload, rank) if rule.needs_token_ids else None),
-                )
-                self._counts[rank] = tuple(routing.counts_E.tolist())
-                kept_TK = routing.experts_TK.where(routing.keep_TK, NO_ROUTE)
-                self._kept[rank] = tuple(count(kept_TK, workload.experts).tolist())
-                self._rounds[rank] = routing.rounds
-        return self._counts[rank]
+    def _routed(self, rank: int) -> "_Routed":
+        return _routed(self._workload, rank, self._conventions)
+
+
+@dataclass(frozen=True)
+class _Routed:
+    """What is kept of a rank's routing: routes to each expert before capacity, those with a slot, rounds."""
+
+    counts: tuple[int, ...]
+    kept: tuple[int, ...]
+    rounds: int | None
+
+
+@lru_cache(maxsize=8192)
+def _routed(workload: LayerWorkload, rank: int, conventions: Conventions) -> _Routed:
+    with _disable_current_modes(), torch.no_grad():
+        rule = GATES[workload.gate.name]
+        routing = rule.route(
+            logits_for(workload, rank),
+            workload.gate,
+            conventions,
+            workload.capacity_factor,
+            generator=torch.Generator().manual_seed(workload.routing.seed * 1_000_003 + rank),
+            context=GateContext(token_ids_T=token_ids_for(workload, rank) if rule.needs_token_ids else None),
+        )
+        kept_TK = routing.experts_TK.where(routing.keep_TK, NO_ROUTE)
+        kept = tuple(count(kept_TK, workload.experts).tolist())
+        return _Routed(tuple(routing.counts_E.tolist()), kept, routing.rounds)

@@ -21,7 +21,7 @@ from moebench.program import Program
 from moebench.systems.interface import System, problem
 from moebench.systems.registry import conventions_of, get
 from moebench.systems.training import TrainingStep
-from moebench.trace.answers import RoutingAnswers
+from moebench.trace.answers import ROUNDS_RANKS, RoutingAnswers
 from moebench.trace.errors import Unsupported
 from moebench.trace.recorder import record_step
 from moebench.workloads.conventions import Conventions
@@ -105,7 +105,12 @@ class _Tracer:
                 traced.append(self._trace(rank))
                 stands_for.append([])
             stands_for[len(traced) - 1 if place is None else place].append(rank)
-        return tuple(replace(one.program, stands_for=_compact(ranks)) for one, ranks in zip(traced, stands_for))
+        notes: tuple[str, ...] = ()
+        if "rounds" in first.reads and self._ranks > ROUNDS_RANKS:
+            notes = (f"the rounds of gate {self._workload.gate.name} are those of {ROUNDS_RANKS} of the ranks",)
+        return tuple(
+            replace(one.program, stands_for=_compact(ranks), notes=notes) for one, ranks in zip(traced, stands_for)
+        )
 
     def _grouped(self, distinct: int, places: Sequence[str]) -> tuple[Program, ...]:
         """Groups of nearly equal size by received rows, each traced at its median rank; no group of two places."""

@@ -13,6 +13,8 @@ from moebench.workloads.layer import GateSpec, LayerWorkload
 
 GATES = (GateSpec("switch", 1), GateSpec("gshard", 2), GateSpec("topk", 1), GateSpec("topk", 2), GateSpec("topk", 3))
 CPU = torch.device("cpu")
+# On one node a hierarchical exchange is the flat one: such systems are tried where there are several.
+ONE_NODE = tuple(system for system in BUILT_IN if getattr(system, "by", "flat") == "flat")
 
 
 def workload(gate, tokens=24, experts=8, **rest):
@@ -48,7 +50,7 @@ def conventions_for(system, gate):
 
 COMBINATIONS = [
     (system, gate, conventions)
-    for system in BUILT_IN
+    for system in ONE_NODE
     for gate in GATES
     for conventions in conventions_for(system, gate)
 ]
@@ -93,13 +95,15 @@ def step(layer, x, upstream):
     return y.detach(), aux.detach(), x.grad, own.gate_DE, own.w1_LDF, own.w2_LFD, own.w3_LDF
 
 
-def right(work, conventions, values, x, upstream):
+def right(work, conventions, values, x, upstream, context=None):
     """The same of the reference."""
     tensors = (values.gate_DE, values.w1_LDF, values.w2_LFD, values.w3_LDF)
     leaves = [None if w is None else w.clone().requires_grad_() for w in tensors]
     x = x.detach().clone().requires_grad_()
-    ((y, aux, _),) = reference_layer([x], LayerWeights(*leaves), work, conventions)
-    torch.autograd.backward([y, aux], [upstream, torch.ones_like(aux)])
+    contexts = None if context is None else [context]
+    ((y, aux, _),) = reference_layer([x], LayerWeights(*leaves), work, conventions, contexts=contexts)
+    losses = [aux] if aux.requires_grad else []
+    torch.autograd.backward([y, *losses], [upstream, *map(torch.ones_like, losses)])
     grads = [None if w is None else torch.zeros_like(w) if w.grad is None else w.grad for w in leaves]
     return y.detach(), aux.detach(), x.grad, *grads
 

@@ -13,11 +13,23 @@ from moebench.systems.registry import BUILT_IN
 from moebench.workloads.conventions import COMMON
 from moebench.workloads.errors import InputError
 from moebench.workloads.layer import GateSpec, LayerWorkload
-from tests.systems.strategies import COMBINATIONS, CPU, GATES, assert_same, build, label, right, step, weights, workload
+from tests.systems.strategies import (
+    COMBINATIONS,
+    CPU,
+    GATES,
+    ONE_NODE,
+    assert_same,
+    build,
+    label,
+    right,
+    step,
+    weights,
+    workload,
+)
 
 FP64 = replace(COMMON, gate_dtype="fp64")
 SWITCH, GSHARD = GateSpec("switch", 1), GateSpec("gshard", 2)
-every_system = pytest.mark.parametrize("system", BUILT_IN, ids=label)
+every_system = pytest.mark.parametrize("system", ONE_NODE, ids=label)
 every_gate = pytest.mark.parametrize("gate", GATES, ids=label)
 every_combination = pytest.mark.parametrize(("system", "gate", "conventions"), COMBINATIONS, ids=label)
 

@@ -46,13 +46,18 @@ def choose(
     """The rule `bpr`, any K: a `moebench.workloads.gates.context.Rule`."""
     choice = topk.choose(logits_TE, gate, conventions, context, generator)
     chosen_TK = choice.probs_TE.detach().gather(1, choice.experts_TK)
+    return replace(choice, order_T=importance_order(chosen_TK, gate, logits_TE.shape[1]))
+
+
+def importance_order(probs_TK: Tensor, gate: GateSpec, experts: int) -> Tensor:
+    """The tokens, the most important first, of equals the first, int64 [T]; from the probabilities of their choices."""
     if gate_options.read(Options, gate).importance == "largest":
-        importance_T = chosen_TK[:, 0]
-    elif gate.top_k == logits_TE.shape[1]:
-        importance_T = torch.ones_like(chosen_TK[:, 0])  # the sum of all, without its rounding
+        importance_T = probs_TK[:, 0]
+    elif gate.top_k == experts:
+        importance_T = torch.ones_like(probs_TK[:, 0])  # the sum of all, without its rounding
     else:
-        importance_T = chosen_TK.sum(dim=1)
-    return replace(choice, order_T=torch.sort(importance_T, descending=True, stable=True).indices)
+        importance_T = probs_TK.sum(dim=1)
+    return torch.sort(importance_T, descending=True, stable=True).indices
 
 
 BPR = Gate(

@@ -115,7 +115,7 @@ def choose(
     used_TE = shares_TE.detach() > options.threshold
     experts_TE = _all(shares_TE).where(used_TE, steps.NO_ROUTE)
     weights_TE = weights_TE * used_TE
-    aux = _loss(weights_TE, used_TE, conventions)
+    aux = balance_loss(weights_TE, used_TE, conventions)
     if conventions.normalisation == "before-drop":
         weights_TE = steps.normalised(weights_TE)
     return Choice(experts_TE, weights_TE, shares_TE, {"balance": aux}, capacity=_room(shares_TE, conventions))
@@ -125,7 +125,7 @@ def _best(weights_TE: Tensor, shares_TE: Tensor | None, conventions: Conventions
     """The expert with the largest share; in evaluation (no shares) that with the largest weight."""
     experts_T1 = steps.ranked(weights_TE if shares_TE is None else shares_TE, 1)
     used_TE = torch.zeros_like(weights_TE, dtype=torch.bool).scatter(1, experts_T1, True)
-    aux = _loss(weights_TE * used_TE, used_TE, conventions)
+    aux = balance_loss(weights_TE * used_TE, used_TE, conventions)
     return Choice(experts_T1, steps.weights_of(weights_TE, experts_T1, conventions), weights_TE, {"balance": aux})
 
 
@@ -139,7 +139,7 @@ def _room(probs_TE: Tensor, conventions: Conventions) -> int | None:
     return None if conventions.is_dropless else len(probs_TE)
 
 
-def _loss(weights_TE: Tensor, used_TE: Tensor, conventions: Conventions) -> Tensor:
+def balance_loss(weights_TE: Tensor, used_TE: Tensor, conventions: Conventions) -> Tensor:
     """auxiliary x (E/N) sum_e W_e f_e: W_e the mean weight of e, f_e the share of tokens that use it, N = sum f_e.
 
     N, the mean number of experts a token, makes it `auxiliary` when the weights sum to 1 and all is even; the authors'

@@ -86,7 +86,7 @@ class Gate:
             InputError: conventions, options or sizes without a meaning for this rule; no token ids where it needs them.
         """
         tokens, experts = logits_TE.shape
-        reason = self.problem(gate, conventions, experts) or self._context_problem(context, tokens)
+        reason = self.problem(gate, conventions, experts) or self.context_problem(context, tokens)
         if reason is not None:
             raise InputError(reason)
         if self.state is not None and not context.state:
@@ -133,7 +133,8 @@ class Gate:
             return f"top_k = {gate.top_k} is above experts = {experts}"
         return None if self.limits is None else self.limits(gate, experts)
 
-    def _context_problem(self, context: GateContext, tokens: int) -> str | None:
+    def context_problem(self, context: GateContext, tokens: int) -> str | None:
+        """What the rule needs and a context lacks; None when it has it."""
         if not self.needs_token_ids:
             return None
         ids_T = context.token_ids_T

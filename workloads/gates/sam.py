@@ -49,8 +49,7 @@ def choose(
     probs_TE = logits_TE.softmax(dim=1)
     group_E = groups_of(probs_TE.shape[1], options.groups, probs_TE.device)
     plain_TE = probs_TE.detach()
-    score_TG = plain_TE.new_zeros(len(plain_TE), options.groups).index_add(1, group_E, plain_TE)
-    inside_TE = group_E == steps.ranked(score_TG, 1)
+    inside_TE = group_E == steps.ranked(group_scores(plain_TE, options.groups), 1)
     experts_TK = steps.ranked(plain_TE.masked_fill(~inside_TE, -1.0), gate.top_k)
     weights_TK = steps.weights_of(probs_TE, experts_TK, conventions)
     terms = {"balance": steps.balance_loss(probs_TE, experts_TK, conventions)}
@@ -61,6 +60,14 @@ def choose(
 def groups_of(experts: int, groups: int, device: torch.device | None = None) -> Tensor:
     """The group of every expert, int64 [E], rising; sizes differ by at most one."""
     return torch.arange(experts, device=device) * groups // experts
+
+
+def group_scores(probs_TE: Tensor, groups: int) -> Tensor:
+    """The sum of each group's probabilities [T, G]."""
+    tokens, experts = probs_TE.shape
+    if experts % groups == 0:
+        return probs_TE.view(tokens, groups, experts // groups).sum(dim=2)
+    return probs_TE.new_zeros(tokens, groups).index_add(1, groups_of(experts, groups, probs_TE.device), probs_TE)
 
 
 def alignment_loss(probs_TE: Tensor, experts_TK: Tensor, inside_TE: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+import moebench.trace.answers as answers_module
 import moebench.trace.layer as layer_module
 from moebench.kernels.host import read_ints
 from moebench.kernels.region import region
@@ -26,12 +27,15 @@ WORKLOAD = LayerWorkload(GateSpec("topk", 2), 1, 12, 16, 8, 8, routing=RoutingSp
 
 @pytest.mark.parametrize("name", sorted(set(systems()) - {"fastmoe", "fastermoe"}))
 def test_padded_layer_is_one_program_for_any_number_of_ranks(name):
-    """Nothing is read on the host, so no routing is computed, and the ranks are a range."""
+    """Nothing is read on the host, so no routing is computed, and the ranks are a range; leaders have their own."""
     workload = LayerWorkload(GateSpec("switch"), 1, 64, 2048, 64, 1440)
-    (program,) = trace_layer(get(name), workload, 1440, COMMON)
-    assert program.stands_for == range(1440)
-    assert (program.rank, program.world, program.notes) == (0, 1440, ())
-    assert not [op for op in program.ops if op.kind == "host-read"]
+    first, *others = trace_layer(get(name), workload, 1440, COMMON, ranks_per_node=8)
+    has_leaders = name == "hetumoe_leader"
+    assert first.stands_for == range(0, 1440, 8 if has_leaders else 1)
+    assert [len(program.stands_for) for program in others] == [1440 - 180] * has_leaders
+    for program in (first, *others):
+        assert (program.world, program.notes) == (1440, ())
+        assert not [op for op in program.ops if op.kind == "host-read"]
 
 
 @pytest.mark.parametrize(("input_gradient", "products"), [(True, 10), (False, 8)])
@@ -70,7 +74,7 @@ def test_answers_are_those_of_the_reference_gate():
 
 
 def test_routing_is_computed_only_for_what_is_read(monkeypatch):
-    """The reference gate runs once a rank, when the first read needs it."""
+    """The reference gate runs once a rank, when the first read needs it, and not again for cases that route alike."""
     calls = []
     original = GATES["topk"].choose
 
@@ -79,12 +83,33 @@ def test_routing_is_computed_only_for_what_is_read(monkeypatch):
         return original(logits_TE, *rest)
 
     monkeypatch.setitem(GATES, "topk", replace(GATES["topk"], choose=counted))
+    answers_module._routed.cache_clear()
     answers = RoutingAnswers(WORKLOAD, 4, DROPLESS)
     assert calls == []
     answers.answer(2, "expert_counts"), answers.answer(2, "expert_counts")
     assert calls == [(12, 8)]
     answers.answer(0, "received_counts"), answers.answer(3, "max_expert_count")
     assert len(calls) == 4
+    alike = replace(DROPLESS, auxiliary=2.0, name="as-shipped")
+    RoutingAnswers(replace(WORKLOAD, input_gradient=False), 4, alike).answer(0, "expert_counts")
+    assert len(calls) == 4
+    answers_module._routed.cache_clear()
+
+
+def test_rounds_are_counted_on_some_ranks():
+    """Four ranks stand for all, which the programs say; on four each counts its own."""
+    workload = replace(WORKLOAD, gate=GateSpec("base"), sequence=40, routing=RoutingSpec())
+    answers = RoutingAnswers(workload, 8, COMMON)
+    rounds = [answers.answer(rank, "rounds") for rank in range(8)]
+    own = [
+        GATES["base"].route(logits_for(workload, rank), workload.gate, COMMON, 1.0).rounds for rank in range(4)
+    ]
+    assert rounds == [(count,) for count in own] * 2
+    for ranks in (4, 8):
+        programs = trace_layer(get("reference"), workload, ranks, COMMON)
+        assert len(programs) == len(set(own))
+        notes = () if ranks == 4 else ("the rounds of gate base are those of 4 of the ranks",)
+        assert {program.notes for program in programs} == {notes}
 
 
 def test_ranks_with_equal_answers_share_a_program():
