@@ -29,8 +29,10 @@ hetu: $(VENV)/.installed
 	$(BIN)/moebench run --suite hetu
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/interpreter
+	@mkdir -p build
+	@OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/interpreter >build/interpreter.log 2>&1 & \
+	interpreter=$$!; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q; status=$$?; \
+	wait $$interpreter || status=1; echo "tests/interpreter, run beside these:"; cat build/interpreter.log; exit $$status
 
 # mypy does not follow setuptools' package-dir from the root, so it gets the packages under the names they are imported by.
 lint: $(VENV)/.installed-test sources

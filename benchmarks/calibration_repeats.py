@@ -30,7 +30,7 @@ class Repeat:
 
 def path_beside(validation: Path) -> Path:
     """The file of a validation's repeats."""
-    return validation.with_name(validation.name.replace("validation-", "calibration-repeats-", 1))
+    return validation.with_name(f"calibration-repeats-{validation.name.removeprefix('validation-')}")
 
 
 def repeats(size: str, first: Mapping[str, Range], second: Mapping[str, Range]) -> list[Repeat]:

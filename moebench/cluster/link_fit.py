@@ -214,6 +214,9 @@ class _Links:
     ) -> tuple[list[float], list[float]]:
         """Latency of a step, and the fixed part, of each group of samples.
 
+        Latency is never more than an all-to-all shows: what a small ring takes longer than that is the waking of
+        processes that wait for each other in turn, which an exchange of many bytes does not have.
+
         Args:
             beyond_s: fixed + latency of an all-to-all.
             own: steps of the ring that have this latency; known_s: what its other steps take.
@@ -221,11 +224,11 @@ class _Links:
         reduced = self._smallest(ring)
         group = self.place.ranks_per_node if ring == IN_NODE_ALL_REDUCE else self.place.ranks
         cores_s = 2 * (group - 1) * self.message.value * self.crowding
-        latencies = [
-            max((ring_s - self._issue_s - known_s - cores_s - even_s) / max(own - 1, 1), 0.0)
-            for ring_s, even_s in zip(_medians(reduced.span_s), beyond_s)
-        ]
-        return latencies, [max(even_s - latency_s, 0.0) for even_s, latency_s in zip(beyond_s, latencies)]
+        latencies = []
+        for ring_s, even_s in zip(_medians(reduced.span_s), beyond_s):
+            step_s = (ring_s - self._issue_s - known_s - cores_s - even_s) / max(own - 1, 1)
+            latencies.append(min(max(step_s, 0.0), even_s))
+        return latencies, [even_s - latency_s for even_s, latency_s in zip(beyond_s, latencies)]
 
     def _lines(self) -> list[tuple[float, float]]:
         """Share of the wire that flat exchanges reach, and what they take beyond it: lines through the larger two."""
