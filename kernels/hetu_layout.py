@@ -22,7 +22,9 @@ from torch import Tensor
 
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
+from moebench.kernels.gather_sum import gather_dot, gather_sum
 from moebench.kernels.layout import check_layout, check_layout_inverse, check_weights, kept_routes
+from moebench.kernels.permute import route_of_row, token_of_row
 
 
 def hetu_layout(
@@ -115,11 +117,10 @@ def _tutel_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype in (torch.float16, torch.float64) else torch.float32
 
 
-def _rows_by_choice(experts_TK: Tensor, positions_TK: Tensor, num_experts: int, capacity: int):
-    """For every choice: rows [T], of which the dropped ones are one behind the last, and which are kept [T]."""
+def _rows(experts_TK: Tensor, positions_TK: Tensor, num_experts: int, capacity: int) -> Tensor:
+    """The row of every route [T, K], -1 where it is dropped."""
     kept_TK = kept_routes(experts_TK, positions_TK, num_experts, capacity)
-    rows_TK = torch.where(kept_TK, experts_TK * capacity + positions_TK, num_experts * capacity)
-    return list(zip(rows_TK.unbind(1), kept_TK.unbind(1), strict=True))
+    return torch.where(kept_TK, experts_TK * capacity + positions_TK, -1)
 
 
 def _torch_scatter(
@@ -132,51 +133,46 @@ def _torch_scatter(
     tutel: bool,
     clear: bool,
 ) -> Tensor:
-    """One copy a choice; where something is dropped, into one more row, which is cut off."""
-    num_rows = num_experts * capacity
-    choices = _rows_by_choice(experts_TK, positions_TK, num_experts, capacity)
-    # Reading is free where memory is the host's.
-    drops = x_TD.is_cuda or not all(bool(kept_T.all()) for _, kept_T in choices)
-    make = x_TD.new_zeros if clear or tutel else x_TD.new_empty
-    out = make(num_rows + drops, x_TD.shape[1])
-    for choice, (rows_T, _) in enumerate(choices):
-        source_TD = x_TD if weights_TK is None else (x_TD * weights_TK[:, choice, None]).to(x_TD.dtype)
-        if tutel:
-            out.index_add_(0, rows_T, source_TD)
-        else:
-            out.index_copy_(0, rows_T, source_TD)
-    return out[:num_rows].clone() if drops else out
+    """One gather through the inverted map: a row is one route's, so there is nothing to add up, and all are written."""
+    rows_TK, num_rows = _rows(experts_TK, positions_TK, num_experts, capacity), num_experts * capacity
+    if rows_TK.numel() == 0:
+        return x_TD.new_zeros(num_rows, x_TD.shape[1])
+    route_N = route_of_row(rows_TK, num_rows)
+    token_N1 = token_of_row(route_N, rows_TK.shape[1])
+    if weights_TK is None:
+        return gather_sum(x_TD, token_N1)
+    weight_N1 = weights_TK.reshape(-1)[route_N.clamp(min=0)].unsqueeze(1)
+    wide = torch.promote_types(x_TD.dtype, weights_TK.dtype)
+    return gather_sum(x_TD.to(wide), token_N1, weight_N1).to(x_TD.dtype)
 
 
 def _torch_gather(
     y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor, weights_TK: Tensor | None, tutel: bool
 ) -> Tensor:
-    """One gather a choice; a dropped route gives zeros."""
+    """One gather a choice; a dropped route gives zeros. Tutel keeps each apart, Hetu adds it to those before."""
     num_experts, capacity, d_model = y_ECD.shape
-    out_TD = y_ECD.new_zeros(experts_TK.shape[0], d_model)
     if y_ECD.numel() == 0:
-        return out_TD
-    y_ND = y_ECD.flatten(0, 1)
-    for choice, (rows_T, kept_T) in enumerate(_rows_by_choice(experts_TK, positions_TK, num_experts, capacity)):
-        part_TD = y_ND.index_select(0, rows_T.clamp(max=len(y_ND) - 1))
-        if weights_TK is not None:
-            part_TD = part_TD * weights_TK[:, choice, None]
-        out_TD += part_TD.masked_fill_(kept_T.logical_not().unsqueeze(1), 0)
+        return y_ECD.new_zeros(experts_TK.shape[0], d_model)
+    y_ND, rows_TK = y_ECD.flatten(0, 1), _rows(experts_TK, positions_TK, num_experts, capacity)
+    wide = y_ECD.dtype if weights_TK is None else torch.promote_types(y_ECD.dtype, weights_TK.dtype)
+    out_TD = None
+    for choice in range(rows_TK.shape[1]):
+        weights_T1 = None if weights_TK is None else weights_TK[:, choice, None]
+        part_TD = gather_sum(y_ND.to(wide), rows_TK[:, choice, None], weights_T1).to(y_ECD.dtype)
+        if out_TD is None:
+            out_TD = part_TD
+        else:
+            out_TD = out_TD + part_TD if tutel else out_TD.add_(part_TD)
+    assert out_TD is not None
     return out_TD
 
 
 def _torch_dots(grad_TD: Tensor, y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """Of every route the dot product of its token's gradient and its row."""
     num_experts, capacity, _ = y_ECD.shape
-    out_TK = weights_TK.new_zeros(weights_TK.shape)
-    if y_ECD.numel() == 0:
-        return out_TK
     wide = torch.promote_types(y_ECD.dtype, weights_TK.dtype)
-    y_ND = y_ECD.flatten(0, 1)
-    for choice, (rows_T, kept_T) in enumerate(_rows_by_choice(experts_TK, positions_TK, num_experts, capacity)):
-        part_TD = y_ND.index_select(0, rows_T.clamp(max=len(y_ND) - 1)).to(wide)
-        out_TK[:, choice] = (part_TD * grad_TD).sum(1).masked_fill_(kept_T.logical_not(), 0)
-    return out_TK
+    rows_TK = _rows(experts_TK, positions_TK, num_experts, capacity)
+    return gather_dot(y_ECD.flatten(0, 1).to(wide), rows_TK, grad_TD.to(wide)).to(weights_TK.dtype)
 
 
 def _kept(experts_TK: Tensor, num_rows: int) -> int:

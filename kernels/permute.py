@@ -164,7 +164,7 @@ def _existing(rows_TK: Tensor, num_rows: int) -> Tensor:
     return rows_TK.masked_fill(rows_TK >= num_rows, -1)
 
 
-def _route_of_row(rows_TK: Tensor, num_rows: int) -> Tensor:
+def route_of_row(rows_TK: Tensor, num_rows: int) -> Tensor:
     """The flat route that takes each row, -1 where none does: the inverse of `rows_TK`."""
     rows = rows_TK.reshape(-1)
     routes = torch.arange(rows.numel(), device=rows.device)
@@ -172,7 +172,8 @@ def _route_of_row(rows_TK: Tensor, num_rows: int) -> Tensor:
     return rows.new_full((num_rows + 1,), -1).scatter_(0, rows.masked_fill(rows < 0, num_rows), routes)[:num_rows]
 
 
-def _token_of_row(route_N: Tensor, top_k: int) -> Tensor:
+def token_of_row(route_N: Tensor, top_k: int) -> Tensor:
+    """The token of each row's route [N, 1], -1 where there is none."""
     return torch.div(route_N, top_k, rounding_mode="floor").unsqueeze(1)
 
 
@@ -180,7 +181,7 @@ def _torch_permute(x_TD: Tensor, rows_TK: Tensor, num_rows: int, zero_unused: bo
     if rows_TK.numel() == 0:
         return x_TD.new_zeros(num_rows, x_TD.shape[1])
     rows_TK = _existing(rows_TK, num_rows)
-    return gather_sum(x_TD, _token_of_row(_route_of_row(rows_TK, num_rows), rows_TK.shape[1]))
+    return gather_sum(x_TD, token_of_row(route_of_row(rows_TK, num_rows), rows_TK.shape[1]))
 
 
 def _torch_unpermute(y_ND: Tensor, rows_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
@@ -199,9 +200,9 @@ def _torch_unpermute_backward(
     rows_TK = _existing(rows_TK, y_ND.shape[0])
     wide = torch.promote_types(y_ND.dtype, weights_TK.dtype)
     grad_TD = grad_TD.to(wide)
-    route_N = _route_of_row(rows_TK, y_ND.shape[0])
+    route_N = route_of_row(rows_TK, y_ND.shape[0])
     weight_N1 = weights_TK.reshape(-1)[route_N.clamp(min=0)].unsqueeze(1)
-    grad_y_ND = gather_sum(grad_TD, _token_of_row(route_N, rows_TK.shape[1]), weight_N1)
+    grad_y_ND = gather_sum(grad_TD, token_of_row(route_N, rows_TK.shape[1]), weight_N1)
     grad_weights_TK = gather_dot(y_ND.to(wide), rows_TK, grad_TD)
     return grad_y_ND.to(y_ND.dtype), grad_weights_TK.to(weights_TK.dtype)
 

@@ -161,10 +161,11 @@ def _tokens(instance: Instance, count: int, random: torch.Generator) -> Tensor:
     logits_TE = torch.full((count, experts), -8.0, dtype=torch.float64)  # the last expert stays empty
     logits_TE[:, :-1] = orders_TE * _SPACING
     popular_T = torch.rand(count, generator=random) < _POPULAR
-    best_T1 = logits_TE[:, :-1].argmax(dim=1, keepdim=True)
-    swapped_TE = logits_TE.scatter(1, best_T1, logits_TE[:, :1])
-    swapped_TE[:, :1] = logits_TE.gather(1, best_T1)
-    logits_TE = torch.where(popular_T[:, None], swapped_TE, logits_TE)
+    if experts > 1:
+        best_T1 = logits_TE[:, :-1].argmax(dim=1, keepdim=True)
+        swapped_TE = logits_TE.scatter(1, best_T1, logits_TE[:, :1])
+        swapped_TE[:, :1] = logits_TE.gather(1, best_T1)
+        logits_TE = torch.where(popular_T[:, None], swapped_TE, logits_TE)
     scale_T1 = 1 + 0.5 * torch.randperm(count, generator=random, dtype=torch.float64)[:, None] / max(count, 1)
     rest = torch.randn(count, EXTRA, generator=random, dtype=torch.float64)
     if instance.is_probe:

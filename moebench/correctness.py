@@ -136,7 +136,7 @@ def instances(
         wanted.append(instance(gate, "fp64", rules, ranks, activation, training=False))
     if conventions.is_random:
         wanted.append(instance(gate, dtype, conventions, ranks, activation, is_probe=True))
-    if ranks % 2 == 0 and getattr(system, "shards_experts", False):
+    if ranks % 2 == 0:
         rules = replace(quiet, gate_dtype="fp64")
         wanted.append(instance(gate, "fp64", rules, ranks, activation, experts=ranks // 2))
     return tuple(one for one in wanted if problem(system, one.workload, one.conventions, ranks) is None)

@@ -1,6 +1,6 @@
 """What a system is: a name, what it supports, and a layer built from the shared kernels."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -47,8 +47,8 @@ class MoELayer(nn.Module):
 class System(Protocol):
     """A way to run the layer; built-in (moebench.systems.registry) or from the entry-point group `moebench.systems`.
 
-    One that can split an expert among ranks, where there are more ranks than experts, has an attribute
-    `shards_experts` = True.
+    One that can share an expert among ranks, where there are fewer experts than ranks, has a method
+    `ranks_problem(workload, ranks)` besides: None, or why it can't run the workload on so many.
     """
 
     name: str
@@ -70,8 +70,11 @@ class System(Protocol):
 def problem(system: System, workload: LayerWorkload, conventions: Conventions, ranks: int) -> str | None:
     """Why a system can't run a workload on so many ranks, or why that has no meaning; None when it can."""
     reason = workload.problem(ranks) or system.supports(workload, conventions)
-    if reason is None and workload.sharers(ranks) > 1 and not getattr(system, "shards_experts", False):
-        return f"experts = {workload.experts} on ranks = {ranks}: {system.name} can't share an expert among ranks"
+    own: Callable[[LayerWorkload, int], str | None] | None = getattr(system, "ranks_problem", None)
+    if reason is None and own is not None:
+        reason = own(workload, ranks)
+    elif reason is None and workload.sharers(ranks) > 1:
+        reason = f"experts = {workload.experts} on ranks = {ranks}: {system.name} can't share an expert among ranks"
     return reason
 
 

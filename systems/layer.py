@@ -5,7 +5,7 @@ F feed-forward, K choices a token.
 """
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class ExpertParallelLayer(MoELayer):
         self.register_buffer("token_ids_T", _token_ids(workload, group, device), persistent=False)
         self.experts = self.make_experts(device, dtype)
 
-    def make_experts(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    def make_experts(self, device: torch.device, dtype: torch.dtype) -> Any:
         """The experts of this rank; a layer that makes others has its own ways to load weights and give gradients."""
         local = self.workload.experts // self.group.size
         return nn.ModuleList(Expert(self.workload, device, dtype) for _ in range(local))
@@ -121,17 +121,18 @@ class ExpertParallelLayer(MoELayer):
 
     def weight_gradients(self) -> LayerWeights:
         """The gradients of this layer's parameters, in the common layout; zeros where autograd left None."""
+        def stacked(name: str) -> Tensor:
+            return torch.stack([grad_of(getattr(expert, name)) for expert in self.experts])
+
+        w1_LDF, w3_LDF = stacked("w1_DF"), stacked("w3_DF") if self.workload.activation == "swiglu" else None
+        return LayerWeights(self.router_gradient(w1_LDF), w1_LDF, stacked("w2_FD"), w3_LDF)
+
+    def router_gradient(self, like: Tensor) -> Tensor:
+        """Of the router [D, E]; zeros, in dtype and on the device of `like`, where there is none."""
         router_ED = self.gate.weight_ED
         if router_ED is None:
-            router_DE = self.local_experts[0].w1_DF.new_zeros(self.workload.d_model, self.workload.experts)
-        else:
-            router_DE = _grad(router_ED).t().contiguous()
-
-        def stacked(name: str) -> Tensor:
-            return torch.stack([_grad(getattr(expert, name)) for expert in self.experts])
-
-        w3_LDF = stacked("w3_DF") if self.workload.activation == "swiglu" else None
-        return LayerWeights(router_DE, stacked("w1_DF"), stacked("w2_FD"), w3_LDF)
+            return like.new_zeros(self.workload.d_model, self.workload.experts)
+        return grad_of(router_ED).t().contiguous()
 
 
 def refusal(
@@ -207,7 +208,8 @@ def _normal(rows: int, columns: int, *, device: torch.device, dtype: torch.dtype
     return torch.empty(rows, columns, device=device, dtype=dtype).normal_(std=rows**-0.5)
 
 
-def _grad(parameter: Tensor) -> Tensor:
+def grad_of(parameter: Tensor) -> Tensor:
+    """A parameter's gradient; zeros where autograd left None."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
 
 

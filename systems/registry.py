@@ -13,6 +13,7 @@ from moebench.systems.fastmoe import FASTMOE
 from moebench.systems.hetumoe import HETUMOE, HETUMOE_2D, HETUMOE_LEADER
 from moebench.systems.interface import Configurable, System
 from moebench.systems.reference import REFERENCE
+from moebench.systems.tutel.system import TUTEL
 from moebench.workloads.conventions import COMMON, Conventions
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec
@@ -21,7 +22,7 @@ ENTRY_POINTS = "moebench.systems"
 BUILT_IN: tuple[System, ...] = (
     *(REFERENCE, DEEPSPEED, DEEPSPEED_SPARSE),
     *(HETUMOE, HETUMOE_LEADER, HETUMOE_2D),
-    *(FASTMOE, FASTERMOE),
+    *(FASTMOE, FASTERMOE, TUTEL),
 )
 
 

@@ -158,6 +158,15 @@ def process_group(group: Any = None, name: str = "world", ranks_per_node: int | 
     return Group(name, ranks, dist.get_rank(), group if group is not None else dist.group.WORLD, ranks_per_node)
 
 
+def subgroup(group: Group, name: str, ranks: Sequence[int]) -> Group:
+    """Some ranks of a group, this one among them; all of them must make it, and have made the same groups before.
+
+    Args:
+        ranks: global ones, in order.
+    """
+    return _part(group, name, ranks)
+
+
 def _part(group: Group, name: str, ranks: Sequence[int]) -> Group:
     """Some ranks of a group; a process group of their own where they exchange anything and are not all of them."""
     carrier = group.process_group

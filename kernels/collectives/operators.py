@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from moebench.kernels.collectives import carriers
 from moebench.kernels.collectives.group import find_group
@@ -28,7 +29,7 @@ def _new(x: Tensor, rows: int | torch.SymInt) -> Tensor:
 
 def _is_plain_meta(x: Tensor) -> bool:
     """Whether a program is being recorded; under a graph compiler (fake tensors) nothing is outstanding."""
-    return type(x) is Tensor and x.is_meta
+    return type(x) in (Tensor, Parameter) and x.is_meta
 
 
 def _noted_if_meta(operator: str, output: Tensor, source: Tensor) -> Tensor:

@@ -15,6 +15,15 @@ GATES = (GateSpec("switch", 1), GateSpec("gshard", 2), GateSpec("topk", 1), Gate
 CPU = torch.device("cpu")
 # On one node a hierarchical exchange is the flat one: such systems are tried where there are several.
 ONE_NODE = tuple(system for system in BUILT_IN if getattr(system, "by", "flat") == "flat")
+FP64_RULES = tuple(
+    replace(COMMON, gate_dtype="fp64", **change)
+    for change in (
+        {},
+        {"capacity_rule": "unlimited"},
+        {"capacity_rule": "k-times-floor", "alignment": 4},
+        {"weight_site": "before-first-product"},
+    )
+)
 
 
 def workload(gate, tokens=24, experts=8, **rest):

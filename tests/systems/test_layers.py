@@ -195,9 +195,9 @@ def test_einsum_flops(gate, input_gradient, factor):
 def test_experts_are_marked_and_the_router_is_not(system):
     """Only experts stay out of gradient synchronisation; router parameters live in `gate`."""
     layer = build(system, workload(SWITCH), FP64, weights())
-    marked = {name for name, p in layer.named_parameters() if getattr(p, "is_expert", False)}
-    assert {name for name, _ in layer.named_parameters()} - marked == {"gate.weight_ED"}
-    assert len(marked) == 2 * 8
+    marked = {name: p for name, p in layer.named_parameters() if getattr(p, "is_expert", False)}
+    assert {name for name, _ in layer.named_parameters()} - marked.keys() == {"gate.weight_ED"}
+    assert sum(parameter.numel() for parameter in marked.values()) == 2 * 8 * 16 * 12
 
 
 @every_system

@@ -44,6 +44,7 @@ def test_the_built_in_systems():
     """Each is a System under its own name."""
     found = registry.systems()
     assert list(found)[:4] == ["reference", "deepspeed", "deepspeed_sparse", "hetumoe"]
+    assert "tutel" in found
     for name, system in found.items():
         assert isinstance(system, System)
         assert system.name == name
@@ -56,6 +57,25 @@ def test_an_unknown_system_lists_the_valid_ones():
     """The error helps."""
     with pytest.raises(InputError, match=r"did you mean hetumoe\?\); choose one of: deepspeed, deepspeed_sparse"):
         registry.get("hetu-moe")
+
+
+def test_a_name_may_carry_options():
+    """A variant is made when asked for, and not listed; what it lacks is said."""
+    variant = registry.get("tutel+exchange=2d+degree=4")
+    assert isinstance(variant, System)
+    assert variant.name == "tutel+degree=4+exchange=2d"
+    assert registry.get(variant.name).name == variant.name
+    assert registry.stem_of(variant.name) == "tutel"
+    assert variant.name not in registry.systems()
+    for name, words in (
+        ("tutel+depth=4", "option of system tutel 'depth'.*degree, exchange, r"),
+        ("tutel+degree=4+degree=2", "write each option once"),
+        ("tutel+degree", "as .name=value, not 'degree'"),
+        ("hetumoe+degree=4", "hetumoe has no options"),
+        ("tutle+degree=4", "unknown system 'tutle'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            registry.get(name)
 
 
 @pytest.mark.parametrize("attribute", ["Plugin", "INSTANCE"])

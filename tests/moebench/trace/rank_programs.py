@@ -1,9 +1,11 @@
 """What ranks run in these tests: the real step, recorded or profiled. Apart, so that a rank imports no pytest."""
 
+from dataclasses import replace
+
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from moebench.program import Program
+from moebench.program import Op, Program
 from moebench.systems.interface import LayerWeights
 from moebench.systems.registry import get
 from moebench.systems.training import TrainingStep
@@ -32,7 +34,8 @@ def real_step(group, name, workload, conventions):
     dtype = torch_dtype(workload.dtype)
     layer = system.build(workload, group, conventions, torch.device("cpu"), dtype)
     x_TD, gate_DE = imposed_input(workload, group.rank)
-    local, d_model, d_ffn = workload.experts // group.size, workload.d_model, workload.d_ffn
+    local, d_model = max(1, workload.experts // group.size), workload.d_model
+    d_ffn = workload.d_ffn // workload.sharers(group.size)
     w3 = torch.randn(local, d_model, d_ffn) * 0.1 if workload.activation == "swiglu" else None
     layer.load_weights(
         LayerWeights(gate_DE, torch.randn(local, d_model, d_ffn) * 0.1, torch.randn(local, d_ffn, d_model) * 0.1, w3)
@@ -40,6 +43,15 @@ def real_step(group, name, workload, conventions):
     x_TD = x_TD.to(dtype).requires_grad_(workload.input_gradient)
     upstream_TD = torch.randn(workload.tokens, d_model, dtype=dtype) / group.size
     return TrainingStep(layer, group, learning_rate=0.0), (x_TD, upstream_TD)
+
+
+def anywhere(op: Op) -> Op:
+    """An operator as any rank that its program stands for runs it: of a group that is a part of the ranks (`node`,
+    `rail`, ...) only the size is the same."""
+    collective = op.collective
+    if collective is None or collective.group == "world":
+        return op
+    return replace(op, collective=replace(collective, ranks=range(len(collective.ranks))))
 
 
 def record_and_compute_each(group, cases, exchanges, tokens):
