@@ -73,3 +73,22 @@ def test_nothing_moves_a_constant():
     """No parameter is blamed where the outcome doesn't change."""
     parameters = {"a": uncertain(1.0, 0.1, 10.0)}
     assert influence(parameters, draw(parameters, 50, 0), np.ones(51)) == {}
+
+
+def test_a_call_that_is_issued_ahead_costs_no_host_on_a_gpu():
+    """A kernel's time is the device's; on a CPU issuing it is part of it, and of a layer everywhere."""
+    from dataclasses import replace
+
+    from moebench.sim.uncertainty import seen_by
+    from moebench.workloads.kernel import KernelWorkload
+    from moebench.workloads.layer import GateSpec, LayerWorkload
+    from moebench.workloads.load import load_topology
+
+    gpu = load_topology("1x1-titan-rtx").hardware
+    values = draw(gpu.parameters, 4, 0)
+    kernel, layer = KernelWorkload("topk", 8, experts=2, top_k=1), LayerWorkload(GateSpec("switch"), 1, 8, 8, 8, 2)
+    ahead = seen_by(kernel, gpu, values)
+    assert all(not ahead[name].any() for name in values if name.startswith("host.issue."))
+    assert all((ahead[name] == values[name]).all() for name in values if not name.startswith("host.issue."))
+    assert seen_by(layer, gpu, values) is values
+    assert seen_by(kernel, replace(gpu, kind="cpu"), values) is values
