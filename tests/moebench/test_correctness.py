@@ -341,4 +341,4 @@ def test_unknown_names_are_errors():
     for arguments in (("hetumoo", SWITCH), ("hetumoe", SWITCH, "fp32", "usual"), ("hetumoe", SWITCH, "fp33")):
         with pytest.raises(InputError, match="choose one of"):
             check(*arguments)
-    assert check("hetumoe", GateSpec("hash", 1)).status == "unsupported"
+    assert check("deepspeed", GateSpec("hash", 1)).status == "unsupported"
