@@ -154,7 +154,7 @@ def test_a_run_scores_every_claim_of_its_paper(fake, tmp_path):
     assert scores["hetu-h1"].verdict == v.REPRODUCED  # the fake engine's factor is 8
     assert scores["hetu-h1"].engine == "sim"
     assert scores["hetu-h2"].verdict == v.NOT_RUN
-    assert scores["hetu-h2"].why == "needs tutel, not built yet"
+    assert scores["hetu-h2"].why == "needs fastmoe, tutel, not part of this run"
     counts = summary(list(scores.values()))
     assert counts == {"claims": len(scores), "judged": 1, "reproduced": 1, "null_reproduced": 0}
 
