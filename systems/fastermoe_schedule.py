@@ -162,8 +162,8 @@ def _sent(x_ND: Tensor, schedule: Schedule) -> tuple[_Buffers, list[Pending]]:
     whole_ND = torch.zeros_like(x_ND)
     sent = sum(parts.sent)
     coming = parts.start_all(came_MD, x_ND[:sent])
-    own = [[x[shadow.rows] for shadow in schedule.shadows] for x in (x_ND, whole_ND)]
-    return _Buffers(back.cut(results_MD), parts.cut(whole_ND[:sent]), *own, whole_ND), coming
+    own, own_results = ([x[shadow.rows] for shadow in schedule.shadows] for x in (x_ND, whole_ND))
+    return _Buffers(back.cut(results_MD), parts.cut(whole_ND[:sent]), own, own_results, whole_ND), coming
 
 
 def _in_steps(
@@ -209,9 +209,10 @@ def _differentiated(call: _Call | None, dy_ND: Tensor, dx_ND: Tensor | None) -> 
     if call is None:
         return
     torch.autograd.backward([call.result_ND], [dy_ND])
-    if dx_ND is not None:
+    grad_ND = call.rows_ND.grad
+    if dx_ND is not None and grad_ND is not None:
         with region("experts"):
-            dx_ND.copy_(call.rows_ND.grad)
+            dx_ND.copy_(grad_ND)
 
 
 def _parameters_of(experts: Sequence[Expert], shadow: Shadow, rank: int) -> Tensor:

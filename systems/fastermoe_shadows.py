@@ -5,6 +5,7 @@ E experts, D model, F feed-forward; B rows of the busiest expert that is not sha
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from moebench.workloads.errors import InputError, one_of
 
@@ -80,12 +81,13 @@ def settings_of(options: Mapping[str, str]) -> Settings:
     Raises:
         InputError: an option that there is not, or a value that is refused.
     """
-    kinds = {f.name: type(f.default) for f in fields(Settings)}
+    kinds: dict[str, type] = {f.name: type(f.default) for f in fields(Settings)}
     for name in options:
         if name not in kinds:
             raise one_of("option of system fastermoe", name, kinds)
     try:
-        return Settings(**{name: _value(name, text, kinds[name]) for name, text in options.items()})
+        values: dict[str, Any] = {name: _value(name, text, kinds[name]) for name, text in options.items()}
+        return Settings(**values)
     except InputError as error:
         raise InputError(f"system fastermoe: {error}") from None
 

@@ -93,7 +93,7 @@ class ExpertParallelLayer(MoELayer):
         self.workload, self.group, self.conventions = workload, group, conventions
         self.gate = Router(workload, conventions, device, dtype)
         self.register_buffer("token_ids_T", _token_ids(workload, group, device), persistent=False)
-        self.experts = self.make_experts(device, dtype)
+        self.experts: Any = self.make_experts(device, dtype)  # most often a ModuleList
 
     def make_experts(self, device: torch.device, dtype: torch.dtype) -> Any:
         """The experts of this rank; a layer that makes others has its own ways to load weights and give gradients."""

@@ -33,7 +33,7 @@ _numbers = count()
 
 def _place(tensor: Tensor) -> Place:
     """Address of the storage object, which zero-size and meta tensors have as well, and the part of it."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()  # type: ignore[return-value]
 
 
 def note(operator: str, output: Tensor, source: Tensor, works: Sequence[Any] = (), *scratch: Tensor) -> Tensor:

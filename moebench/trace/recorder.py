@@ -211,7 +211,7 @@ def _tensors_in(values: Iterable[Any], named: dict[str, Any] | None) -> list[Ten
 
 def _part(tensor: Tensor, storage: int) -> tuple[int, int, int]:
     """What tells the results of several collectives in one storage apart."""
-    return storage, tensor.storage_offset(), tensor.numel()
+    return storage, tensor.storage_offset(), tensor.numel()  # type: ignore[return-value]
 
 
 def _holds_storage_alone(tensor: Tensor) -> bool:

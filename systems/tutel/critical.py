@@ -10,6 +10,7 @@ T tokens, E experts, K choices a token, C slots of each (source rank, expert).
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -60,7 +61,8 @@ def extract_critical(
     positions_TK, counts_E = tutel_positions(choice.experts_TK, experts)
     capacity = choice.capacity
     if capacity is None:
-        capacity = _capacity(*choice.experts_TK.shape, counts_E, workload, conventions, group)
+        tokens, choices = choice.experts_TK.shape
+        capacity = _capacity(tokens, choices, counts_E, workload, conventions, group)
     aux = sum(choice.aux_terms.values(), start=choice.probs_TE.new_zeros(()))
     return Critical(choice.experts_TK, positions_TK, choice.weights_TK, capacity, aux)
 
@@ -72,12 +74,12 @@ def _native(logits_TE: Tensor, workload: LayerWorkload, conventions: Conventions
     masks = [one_hot(expert_T, workload.experts) for expert_T in experts_TK.unbind(1)]
     weights = [torch.sum(scores_TE * mask_TE, dim=1) for mask_TE in masks]
     aux = _gshard_loss(scores_TE, experts_TK, workload, conventions)
-    places = tutel_scan
+    places: _Places = tutel_scan
     if workload.gate.name == "bpr":
         places = _prioritised(_importance(scores_TE, experts_TK, workload))
     positions, ahead_1E = _queues(masks, places)
     if conventions.normalisation == "before-drop":
-        total_T = torch.clamp(sum(weights), min=torch.finfo(scores_TE.dtype).eps)
+        total_T = torch.clamp(cast(Tensor, sum(weights)), min=torch.finfo(scores_TE.dtype).eps)
         weights = [weight_T / total_T for weight_T in weights]
     counts_E = torch.sum(masks[-1], dim=0) + ahead_1E if conventions.is_dropless else masks[-1]
     capacity = _capacity(len(logits_TE), top_k, counts_E, workload, conventions, group)
@@ -86,7 +88,8 @@ def _native(logits_TE: Tensor, workload: LayerWorkload, conventions: Conventions
 
 def _queues(masks: list[Tensor], places: _Places) -> tuple[list[Tensor], Tensor | int]:
     """Each choice's positions [T], behind all earlier choices; and how many stand before the last choice [1, E]."""
-    positions, ahead_1E = [torch.sum(places(masks[0]) * masks[0], dim=1)], 0
+    ahead_1E: Tensor | int = 0
+    positions = [torch.sum(places(masks[0]) * masks[0], dim=1)]
     for before_TE, mask_TE in pairwise(masks):
         ahead_1E = torch.sum(before_TE, dim=0, keepdim=True) + ahead_1E
         places_TE = places(mask_TE)

@@ -27,7 +27,7 @@ def pipelined(chunks: list[Tensor], plan: Plan, phases: int, compute: Compute) -
         there = [plan.start(chunk) for chunk in chunks]
         chunks.clear()
         _advance(there[0], phases)
-    back = []
+    back: list[Flight] = []
     for index, flight in enumerate(there):
         with region("exchange"):
             if index < last:
