@@ -60,12 +60,14 @@ class HetuMoE:
 
     Attributes:
         by: the exchange between nodes. On one node, and with one rank a node, there is no hierarchy: then it is flat.
+        layer: what it builds.
     """
 
     name = "hetumoe"
     title = "HetuMoE (flat all-to-all)"
     source = "arXiv 2203.14685; Hsword/Hetu 722ba6a, examples/moe"
     by: ClassVar[str] = "flat"
+    layer: ClassVar[type[HetuLayer]] = HetuLayer
 
     def supports(self, workload: LayerWorkload, conventions: Conventions) -> str | None:
         """None, or the reason why Hetu has no such layer."""
@@ -98,7 +100,7 @@ class HetuMoE:
                 wanted and nobody said which ranks share a node.
         """
         checked(self, workload, group, conventions)
-        layer = HetuLayer(workload, group, conventions, device, dtype)
+        layer = self.layer(workload, group, conventions, device, dtype)
         layer.by = self.exchange_on(group)
         return layer
 
