@@ -9,8 +9,8 @@ T tokens, E experts, K choices a token, C slots of each (source rank, expert).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -77,25 +77,28 @@ def _native(logits_TE: Tensor, workload: LayerWorkload, conventions: Conventions
     places: _Places = tutel_scan
     if workload.gate.name == "bpr":
         places = _prioritised(_importance(scores_TE, experts_TK, workload))
-    positions, ahead_1E = _queues(masks, places)
-    if conventions.normalisation == "before-drop":
-        total_T = torch.clamp(cast(Tensor, sum(weights)), min=torch.finfo(scores_TE.dtype).eps)
+    positions = _queues(masks, places)
+    if top_k > 1 and conventions.normalisation == "before-drop":
+        total_T = torch.clamp(reduce(torch.add, weights), min=torch.finfo(scores_TE.dtype).eps)
         weights = [weight_T / total_T for weight_T in weights]
-    counts_E = torch.sum(masks[-1], dim=0) + ahead_1E if conventions.is_dropless else masks[-1]
+    counts_E = None
+    if conventions.is_dropless:
+        counts_E = reduce(torch.add, [torch.sum(mask_TE, dim=0) for mask_TE in masks])
     capacity = _capacity(len(logits_TE), top_k, counts_E, workload, conventions, group)
     return Critical(experts_TK, torch.stack(positions, dim=1), torch.stack(weights, dim=1), capacity, aux)
 
 
-def _queues(masks: list[Tensor], places: _Places) -> tuple[list[Tensor], Tensor | int]:
-    """Each choice's positions [T], behind all earlier choices; and how many stand before the last choice [1, E]."""
-    ahead_1E: Tensor | int = 0
+def _queues(masks: list[Tensor], places: _Places) -> list[Tensor]:
+    """Each choice's positions [T], behind all earlier choices."""
     positions = [torch.sum(places(masks[0]) * masks[0], dim=1)]
+    ahead_1E: Tensor | None = None
     for before_TE, mask_TE in pairwise(masks):
-        ahead_1E = torch.sum(before_TE, dim=0, keepdim=True) + ahead_1E
+        count_1E = torch.sum(before_TE, dim=0, keepdim=True)
+        ahead_1E = count_1E if ahead_1E is None else ahead_1E + count_1E
         places_TE = places(mask_TE)
         places_TE += ahead_1E
         positions.append(torch.sum(places_TE * mask_TE, dim=1))
-    return positions, ahead_1E
+    return positions
 
 
 def _importance(scores_TE: Tensor, experts_TK: Tensor, workload: LayerWorkload) -> Tensor:
@@ -133,10 +136,10 @@ def _gshard_loss(scores_TE: Tensor, experts_TK: Tensor, workload: LayerWorkload,
 
 
 def _capacity(
-    tokens: int, choices: int, counts_E: Tensor, workload: LayerWorkload, conventions: Conventions, group: Group
+    tokens: int, choices: int, counts_E: Tensor | None, workload: LayerWorkload, conventions: Conventions, group: Group
 ) -> int:
     """C; dropless (capacity factor 0 in Tutel) the largest count over experts and ranks, which the host must read."""
-    if not conventions.is_dropless:
+    if not conventions.is_dropless or counts_E is None:
         return conventions.capacity(tokens, workload.experts, choices, workload.capacity_factor)
     most = torch.max(counts_E)
     if group.size > 1:
