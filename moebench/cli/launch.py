@@ -21,8 +21,9 @@ def command(suite: str, asked: str, as_json: bool) -> None:
     from moebench.workloads.load import load_suite, load_topology
 
     topology = load_topology(asked)
-    prepare(load_suite(suite), Filters(topologies=(asked,)), "cluster")
-    found = starts(suite, topology, asked)
+    loaded = load_suite(suite)
+    found = starts(suite, topology, asked)  # what one rank can't be started as comes before what a suite has for it
+    prepare(loaded, Filters(topologies=(asked,)), "cluster")
     if as_json:
         print_json([asdict(start) for start in found])
         return
