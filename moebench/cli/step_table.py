@@ -67,7 +67,8 @@ def _cell(row: Row | None, fastest: float | None) -> str:
         return ""
     if row.value is None:
         return row.status
-    shown = f"{row.value * UNITS[row.metric][1]:,.4g}"
+    value = row.value * UNITS[row.metric][1]
+    shown = f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
     if not _counts(row):
         return f"{row.detail['mark']} {shown} "
     return shown + (FASTEST if row.value == fastest else " ")
