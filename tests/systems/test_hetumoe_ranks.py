@@ -67,6 +67,14 @@ def test_the_gate_passes(system, spec):
         assert found is None, f"{label(one.conventions)}, {one.workload.dtype}, {one.tokens}: {found}"
 
 
+def test_the_gate_passes_on_two_ranks():
+    """One node, where all three exchange alike; float64."""
+    asked = tuple(instance(spec, "fp64", replace(COMMON, gate_dtype="fp64"), 2) for spec in SPECS)
+    seen = run_ranks("moebench.check_instance:run_rank", 2, (HETUMOE.name, asked), timeout_s=120)
+    for place, one in enumerate(asked):
+        assert check_verdict.problem(one, [of_rank[place] for of_rank in seen]) is None, one.workload.gate.label
+
+
 def everything_to_the_first_rank(group, name, specs):
     """Parameters without a gradient by gate, when every token wants the first expert where its rule leaves a choice."""
     import torch
