@@ -36,7 +36,7 @@ def names(experiment: LayerExperiment, source: str) -> Mapping[str, Sequence[obj
     """What filters may name of an experiment; its own systems must be registered.
 
     Raises:
-        InputError: a system that nobody registered.
+        InputError: a system that nobody registered, or options in another order than its name has.
     """
     from moebench.systems.registry import get, stem_of, systems
 
@@ -44,7 +44,8 @@ def names(experiment: LayerExperiment, source: str) -> Mapping[str, Sequence[obj
     for name in experiment.systems:
         if stem_of(name) not in registered:
             raise one_of("system", name, registered, f"{source}: experiment {experiment.name}")
-        get(name)
+        if get(name).name != name:  # rows and figures go by the name
+            raise InputError(f"{source}: experiment {experiment.name}: write system {name!r} as {get(name).name!r}")
     return {
         "gate": [name for gate in experiment.gates for name in (gate.label, gate.name)],
         "batch size": experiment.batch_sizes,

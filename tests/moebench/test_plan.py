@@ -101,6 +101,19 @@ def test_another_registered_system_joins(hetu):
     assert {c.system for c in plan(hetu, Filters(systems=("reference",)))} == {"reference"}
 
 
+def test_variants_join_by_name(hetu):
+    """A system with options in its name, from the user in any order, in a suite as the name has them."""
+    found = plan(hetu, Filters(systems=("tutel+exchange=2d+degree=4", "tutel")))
+    assert {c.system for c in found} == {"tutel", "tutel+degree=4+exchange=2d"}
+    with pytest.raises(InputError, match="option of system tutel 'depth'"):
+        plan(hetu, Filters(systems=("tutel+depth=4",)))
+    listed = replace(hetu.experiments[0], systems=("tutel+degree=4", "tutel+r=0"))
+    assert {c.system for c in plan(replace(hetu, experiments=(listed,)), Filters())} == set(listed.systems)
+    listed = replace(listed, systems=("tutel+exchange=2d+degree=4",))
+    with pytest.raises(InputError, match=r"write system .* as 'tutel\+degree=4\+exchange=2d'"):
+        plan(replace(hetu, experiments=(listed,)), Filters())
+
+
 def test_quick_is_the_default_layer_with_few_draws(hetu):
     """--quick: first choices, common conventions, few draws."""
     found = plan(hetu, Filters(quick=True))
