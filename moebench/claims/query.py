@@ -13,7 +13,7 @@ import numpy as np
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with
 from moebench.claims.scope import CantAnswer, Point, experiment_of, points
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
-from moebench.results.rows import CPU_BOUND, Row
+from moebench.results.rows import Row
 from moebench.workloads.suite import LayerExperiment, Suite
 
 ENGINES = ("sim", "local", "cluster")
@@ -83,7 +83,8 @@ class StepTimes:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._found: dict[str, dict[Key, Row]] = {}
         for row in rows:
-            if row.metric != "step_time" or row.sample is not None or row.detail.get("mark") == CPU_BOUND:
+            is_bound = row.value is not None and not row.counts
+            if row.metric != "step_time" or row.sample is not None or is_bound:
                 continue
             point = Point(
                 experiment=row.experiment,

@@ -61,7 +61,7 @@ def taken_apart(run: Path, name: str) -> "Breakdown":
 def _list_cases(run: Path, as_json: bool) -> None:
     """Every case of a run with its time, or why it has none."""
     from moebench.cli.tables import print_json, print_table
-    from moebench.results.rows import TIMES
+    from moebench.results.rows import CPU_BOUND, TIMES
     from moebench.run import resume
 
     job = resume(run)
@@ -75,9 +75,10 @@ def _list_cases(run: Path, as_json: bool) -> None:
         own = rows.get(case.name)
         status = own.status if own else "not run yet"
         time_s = own.value if own else None
-        cells.append([case.name, case.engine, _time(time_s, time_s) if time_s else status])
+        mark = CPU_BOUND if own and own.detail.get("mark") == CPU_BOUND else ""
+        cells.append([case.name, case.engine, f"{mark} {_time(time_s, time_s)}".strip() if time_s else status])
         entry = {"name": case.name, "engine": case.engine, "status": status, f"{case.workload.metric}_s": time_s}
-        entries.append(entry)
+        entries.append(entry | ({"mark": mark} if mark else {}))
     if as_json:
         print_json(entries)
         return

@@ -10,6 +10,10 @@ from moebench.results.rows import CPU_BOUND, Row
 
 MOST_ROWS = 40
 FASTEST = "*"
+BOUND = (
+    f"{CPU_BOUND}: this machine's processors set the pace, not the network, and nothing judges by the number; fewer "
+    "ranks, larger batches, a lower --nic-rate and an idle machine leave it to the network"
+)
 UNITS = {"step_time": ("ms", 1e3), "kernel_time": ("us", 1e6)}  # and how many of them a second has
 
 Key = tuple[str, str, str]  # point, engine, regime
@@ -35,6 +39,8 @@ def _print_kind(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
     click.echo(f"{UNITS[workload.metric][0]} a {workload.unit_of_work}" + _how(rows))
     for line in table_lines(kept, chosen(columns, lines, kept), systems):
         click.echo(line)
+    if any(row.detail.get("mark") == CPU_BOUND for row in rows):
+        click.echo(BOUND)
 
 
 def step_times(cases: Sequence[Case], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -52,14 +58,11 @@ def step_times(cases: Sequence[Case], rows: Sequence[Row]) -> tuple[list[str], l
     lines = []
     for (point, engine, regime), by_system in found.items():
         name = f"{point} ({regime})" if regime else point
-        fastest = min((r.value for r in by_system.values() if r.value is not None and _counts(r)), default=None)
+        times = [r.value for r in by_system.values() if r.value is not None and r.counts]
+        fastest = min(times) if len(times) > 1 else None
         cells = [_cell(by_system.get(system), fastest) for system in systems]
         lines.append([name, *([engine] if len(engines) > 1 else []), *cells])
     return columns, lines
-
-
-def _counts(row: Row) -> bool:
-    return row.value is not None and row.detail.get("mark") != CPU_BOUND
 
 
 def _cell(row: Row | None, fastest: float | None) -> str:
@@ -69,7 +72,7 @@ def _cell(row: Row | None, fastest: float | None) -> str:
         return row.status
     value = row.value * UNITS[row.metric][1]
     shown = f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
-    if not _counts(row):
+    if not row.counts:
         return f"{row.detail['mark']} {shown} "
     return shown + (FASTEST if row.value == fastest else " ")
 

@@ -136,7 +136,8 @@ def _summary(case: Case, hardware: str, measured: Measured) -> Row:
     if measured.device == "cpu" and is_cpu_bound(cores_share, wire_share):
         detail["mark"] = CPU_BOUND
         wire = "no network was counted" if wire_share is None else f"the busiest NIC was full to {wire_share:.0%}"
-        reason = f"{CPU_BOUND}: {cores_share:.0%} of the cores were busy and {wire}; nothing judges by this number"
+        busy = f"{min(cores_share, 1):.0%} of the cores were busy ({min(shares['cpu_share'], 1):.0%} with the ranks)"
+        reason = f"{CPU_BOUND}: {busy} and {wire}; nothing judges by this number"
     return row_of(case, hardware, "step_time", "s", s.median, low=s.low, high=s.high, reason=reason, detail=detail)
 
 

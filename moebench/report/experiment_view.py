@@ -10,12 +10,18 @@ from moebench.claims.scoreboard import Score
 from moebench.report.figures import breakdown_figure, speedup_figure, timeline_figure
 from moebench.report.parts import Figure, Table, figure, interval, listed, number, size, times
 from moebench.report.steps import Step, steps_of
+from moebench.results.rows import CPU_BOUND
 from moebench.results.store import RunFolder
 from moebench.workloads.suite import LayerExperiment, LayerShape
 
 MILLI = 1e3
 KEYS = ["gate", "batch_size", "size", "topology", "experts", "engine"]
 MOST_TABLE_ROWS = 1500
+ADDS_UP, EXPLAINS = 0.02, 0.5  # shares of a step, and of a difference between steps, that regions may be off by
+PROFILED = (
+    " The regions are of steps whose operators were timed one by one, which took longer than the steps that “step” is "
+    "the median of."
+)
 
 
 def experiment_view(
@@ -79,19 +85,32 @@ def _points(step_times: pd.DataFrame, system: str, baseline: str, conventions: s
     for key in ours.index.intersection(theirs.index, sort=False):
         a, b = ours.loc[key], theirs.loc[key]
         entry = dict(zip(keys, key))
-        entry |= {"ours_ms": a["value"] * MILLI, "theirs_ms": b["value"] * MILLI, "value": b["value"] / a["value"]}
-        entry |= _ratio_interval(a["draws"], b["draws"])
-        out = [n for n, row in ((baseline, b), (system, a)) if row["status"] == "out-of-memory"]
-        other = [n for n, row in ((baseline, b), (system, a)) if row["status"] not in ("passed", "out-of-memory")]
-        entry["note"] = f"{listed(out)} out of memory" if out else f"{listed(other)} has no number" if other else ""
+        entry |= {"ours_ms": a["value"] * MILLI, "theirs_ms": b["value"] * MILLI}
+        entry["note"] = _why_no_ratio({baseline: b, system: a})
+        entry["value"] = np.nan if entry["note"] else b["value"] / a["value"]
+        entry |= {"low": np.nan, "high": np.nan} if entry["note"] else _ratio_interval(a, b)
         rows.append(entry)
     return pd.DataFrame(rows)
 
 
-def _ratio_interval(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
-    if len(ours) < 3 or len(ours) != len(theirs):
-        return {"low": np.nan, "high": np.nan}
-    ratios = (theirs / ours)[1:]
+def _why_no_ratio(rows: Mapping[str, pd.Series]) -> str:
+    """Nothing where both systems have a number to judge by; else who has none, and why, in the words of a figure."""
+    for words, is_so in (
+        ("out of memory", lambda row: row["status"] == "out-of-memory"),
+        ("has no number", lambda row: row["status"] != "passed"),
+        (CPU_BOUND, lambda row: _marked(row["detail"])),
+    ):
+        names = [name for name, row in rows.items() if is_so(row)]
+        if names:
+            return f"{listed(names)} {words}"
+    return ""
+
+
+def _ratio_interval(ours: pd.Series, theirs: pd.Series) -> dict[str, float]:
+    """Of the draws, 5 to 95 %; of measured medians, between the quotients of the ends of their own intervals."""
+    if len(ours["draws"]) < 3 or len(ours["draws"]) != len(theirs["draws"]):
+        return {"low": theirs["low"] / ours["high"], "high": theirs["high"] / ours["low"]}
+    ratios = (theirs["draws"] / ours["draws"])[1:]
     ratios = ratios[~np.isnan(ratios)]
     if not ratios.size:
         return {"low": np.nan, "high": np.nan}
@@ -117,11 +136,19 @@ def _speedup_figure(
         f"speedup-{experiment.name}-{system}",
         f"{system} against {baseline}",
         _speedup_finding(points, system, baseline),
-        f"{hollow}Solid: obtained on the default assumptions under common conventions, with the 5–95 % interval of the "
-        f"draws; one line a topology (nodes x GPUs). Dotted: no difference.",
+        f"{hollow}Solid: obtained on the default assumptions under common conventions, with {_interval_words(points)}; "
+        f"one line a topology (nodes x ranks). Dotted: no difference.",
         lambda narrow: speedup_figure(points, marks, f"speedup over {baseline}", narrow),
         _points_table(points, system, baseline),
     )
+
+
+def _interval_words(points: pd.DataFrame) -> str:
+    """What the intervals of speedups are, by the engines that they come from."""
+    engines = set(points["engine"])
+    simulated = ["the 5–95 % interval of the draws"] * ("sim" in engines)
+    measured = ["where measured, what the 95 % intervals of both step times leave possible"] * bool(engines - {"sim"})
+    return listed(simulated + measured)
 
 
 def _speedup_finding(points: pd.DataFrame, system: str, baseline: str) -> str:
@@ -150,7 +177,7 @@ def _points_table(points: pd.DataFrame, system: str, baseline: str) -> Table:
          number(p["ours_ms"]), times(p["value"]), interval(p["low"], p["high"], "x"), times(p["shipped"]), p["note"]]
         for _, p in points.iterrows()
     ]  # fmt: skip
-    columns = ["gate", "batch", "topology", "experts", f"{baseline}, ms", f"{system}, ms", "speedup", "5–95 %"]
+    columns = ["gate", "batch", "topology", "experts", f"{baseline}, ms", f"{system}, ms", "speedup", "interval"]
     columns += ["as shipped", "note"]
     caption = f"{system} against {baseline}, point by point; as shipped, the two do not compute the same function"
     return Table(columns, rows, caption, frozenset(columns[1:2] + columns[3:9]))
@@ -161,7 +188,7 @@ def layer_words(layer: LayerShape) -> str:
     return (
         f"One layer: D = {layer.d_model:,} wide, experts of {layer.d_ffn:,} with {layer.activation}, sequences of "
         f"{layer.sequence:,} tokens, {layer.dtype}, capacity factor {layer.capacity_factor:g}, {layer.routing.kind} "
-        "routing; a step is forward, backward, gradient synchronisation and optimiser. 4x8 means 4 nodes of 8 GPUs."
+        "routing; a step is forward, backward, gradient synchronisation and optimiser. 4x8 means 4 nodes of 8 ranks."
     )
 
 
@@ -178,7 +205,8 @@ def _steps_that_matter(
     point = _point_that_matters(step_times, _judged_pair(experiment, scores), scores, experiment)
     if point is None:
         return "", {}
-    here = step_times[step_times["case"].str.startswith(f"{point}/") & (step_times["status"] == "passed")]
+    here = _judged(step_times)
+    here = here[here["case"].str.startswith(f"{point}/")]
     here = here[here["case"] == point + "/" + here["system"].astype(str)]
     steps = steps_of(folder, list(here["case"]))
     return point, {s: steps[s] for s in experiment.systems if s in steps}
@@ -218,25 +246,42 @@ def _point_that_matters(
         if not points.empty:
             p = points.loc[points["value"].idxmax()]
             return f"{experiment.name}/{p['gate']}/b{p['batch_size']}/{p['topology']}/e{p['experts']}"
-    kept = step_times[step_times["is_default"] & (step_times["status"] == "passed")]
+    kept = _judged(step_times)
+    kept = kept[kept["is_default"]]
     if kept.empty:
         return None
     return str(kept.loc[kept["value"].idxmax(), "case"]).rpartition("/")[0]
+
+
+def _judged(step_times: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose number may be judged by."""
+    return step_times[(step_times["status"] == "passed") & ~step_times["detail"].map(_marked)]
+
+
+def _marked(detail: Mapping[str, Any]) -> bool:
+    return detail.get("mark") == CPU_BOUND
 
 
 def _breakdown(experiment: LayerExperiment, point: str, steps: Mapping[str, Step]) -> Figure:
     parts = _region_frame(steps)
     wide = _region_table(steps)
     table_rows = [[region, *(number(wide.loc[region, s]) for s in steps)] for region in wide.index]
+    if _took_longer(steps):
+        table_rows.append(["all regions", *(number(step.regions_total_s * MILLI) for step in steps.values())])
     table_rows.append(["step", *(number(step.step_s * MILLI) for step in steps.values())])
     columns = ["region", *(f"{s}, ms" for s in steps)]
     return figure(
         f"breakdown-{experiment.name}", "Where the time goes", _breakdown_finding(wide, steps),
         f"Case {point}. Regions hold their operators and the communication that nothing hides; “host” is the device "
-        "waiting for the next launch.",
+        f"waiting for the next launch.{PROFILED if _took_longer(steps) else ''}",
         lambda narrow: breakdown_figure(parts, narrow),
         Table(columns, table_rows, "Step time by region", frozenset(columns[1:])),
     )  # fmt: skip
+
+
+def _took_longer(steps: Mapping[str, Step]) -> bool:
+    """Whether some measured step took longer while its operators were timed one by one."""
+    return any(step.regions_total_s > (1 + ADDS_UP) * step.step_s for step in steps.values())
 
 
 def _region_frame(steps: Mapping[str, Step]) -> pd.DataFrame:
@@ -264,10 +309,14 @@ def _breakdown_finding(wide: pd.DataFrame, steps: Mapping[str, Step]) -> str:
     gap = gap[gap > 0]
     total = steps[slow].step_s * MILLI - steps[fast].step_s * MILLI
     leading = [f"{region} ({number(ms)} ms)" for region, ms in gap.head(2).items()]
-    return (
+    difference = (
         f"{slow} takes {number(total)} ms more than {fast} ({number(steps[slow].step_s * MILLI)} against "
-        f"{number(steps[fast].step_s * MILLI)}): mostly in {listed(leading)}."
+        f"{number(steps[fast].step_s * MILLI)})"
     )
+    in_regions = float(wide[slow].sum() - wide[fast].sum())
+    if abs(in_regions - total) > EXPLAINS * total:  # what was measured by region is another difference
+        return f"{difference}; the regions, timed apart, differ by {number(in_regions)} ms and don't say where."
+    return f"{difference}: mostly in {listed(leading)}."
 
 
 def _timelines(experiment: LayerExperiment, point: str, steps: Sequence[Step]) -> Figure:
@@ -296,7 +345,7 @@ def _case_table(own: pd.DataFrame, step_times: pd.DataFrame) -> Table:
         ]
         for _, row in step_times.head(MOST_TABLE_ROWS).iterrows()
     ]
-    columns = ["case", "step, ms", "interval, ms", "peak memory", "TFLOP a rank", "engine", "why no number"]
+    columns = ["case", "step, ms", "interval, ms", "peak memory", "TFLOP a rank", "engine", "note"]
     caption = "Every case with its step time, memory and operations"
     if len(step_times) > MOST_TABLE_ROWS:
         caption += f" (the first {MOST_TABLE_ROWS:,} of {len(step_times):,}; all are in results.jsonl)"

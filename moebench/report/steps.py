@@ -17,7 +17,8 @@ class Step:
     """One case's step.
 
     Attributes:
-        regions_s: seconds by region, `host` where the device waits for the host; they add up to the step.
+        regions_s: seconds by region, `host` where the device waits for the host; they add up to the step, but for a
+            measured one whose operators, timed one by one, took longer.
         exposed_s: communication that nothing hides.
         tracks: frame with columns track, start_ms, end_ms, region; None where only regions are known.
     """
@@ -27,6 +28,11 @@ class Step:
     regions_s: Mapping[str, float]
     exposed_s: float
     tracks: pd.DataFrame | None
+
+    @property
+    def regions_total_s(self) -> float:
+        """Of all regions."""
+        return sum(self.regions_s.values())
 
 
 def steps_of(folder: RunFolder, cases: Sequence[str]) -> dict[str, Step]:

@@ -44,12 +44,21 @@ READING = (
     "A verdict is computed from the rows of this run, never typed; it needs 90 % of the draws. "
     + " ".join(f"“{word}”: {meaning}." for word, meaning in DEFINITIONS.items())
     + " The error of a speedup is taken on its gain, so that 1.02x does not reproduce 1.13x.",
-    "Engine sim: the real program of each system was traced operator by operator, forward, backward and optimiser "
-    "step, and replayed on a described machine. A draw is one machine out of the ranges below; the same draw serves "
-    "every system. What the paper leaves open altogether is an assumption: each is shown, and none enters a maximum.",
+    "What the paper leaves open altogether is an assumption: each is shown, and none enters a maximum.",
     "Under common conventions all systems keep the same tokens with the same weights. As shipped, each has its own "
     "capacity rounding, drop order, noise and normalisation, and they no longer compute the same function.",
 )
+
+ENGINES = {
+    "sim": "Engine sim: the real program of each system was traced operator by operator, forward, backward and "
+    "optimiser step, and replayed on a described machine. A draw is one machine out of the ranges below; the same draw "
+    "serves every system.",
+    "local": "Engine local: the real program ran in one process of the machine that is described below. A time is the "
+    "median of its samples, with a bootstrap 95 % interval.",
+    "cluster": "Engine cluster: the real program ran on real ranks. A time is from the first rank in to the last one "
+    "out, the median of its samples, with a bootstrap 95 % interval. A case whose processors and not its network set "
+    "the pace is marked cpu-bound: its number is shown, and no figure, comparison or verdict uses it.",
+}
 
 
 def page(folder: RunFolder) -> dict[str, Any]:
@@ -82,7 +91,7 @@ def page(folder: RunFolder) -> dict[str, Any]:
         "experiments": experiments,
         "machines_sentence": f"{machines_sentence(topologies.values())} {rests_on}".strip(),
         "machines": machine_tables(topologies.values()),
-        "reading": READING,
+        "reading": [*READING, *(ENGINES[name] for name in ENGINES if name in set(frame["engine"]))],
         "command": record["environment"]["command"],
         "environment": _environment(record),
         "version": moebench.__version__,

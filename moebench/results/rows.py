@@ -64,6 +64,11 @@ class Row:
     draws: tuple[float, ...] = ()
     detail: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def counts(self) -> bool:
+        """Whether there is a number, and one that may be judged by."""
+        return self.value is not None and self.detail.get("mark") != CPU_BOUND
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object; empty fields are left out."""
         return {k: v for k, v in vars(self).items() if v is not None and v != "" and v != () and v != {}} | {

@@ -7,7 +7,7 @@ import pytest
 
 from moebench.cli.conclusion import alarms
 from moebench.cli.progress import ProgressBar, Share
-from moebench.cli.step_table import step_times
+from moebench.cli.step_table import BOUND, print_times, step_times
 from moebench.plan import Filters, plan
 from moebench.results.rows import CPU_BOUND, row_of
 from moebench.workloads.load import load_suite
@@ -45,6 +45,17 @@ def test_what_does_not_count_is_not_the_fastest(cases):
     _, lines = step_times(cases, found)
     assert lines[0][-1].strip() == f"{CPU_BOUND} 1"
     assert lines[0][1].strip() == "9*"
+    found = [replace(r, detail={"mark": CPU_BOUND}) if r.system != "reference" else r for r in rows(cases)]
+    assert step_times(cases, found)[1][0][1].strip() == "9"  # the fastest of one
+
+
+def test_what_does_not_count_is_explained(cases, capsys):
+    """Below the table, once; not where every number counts."""
+    found = rows(cases)
+    print_times(cases, found, "runs/x")
+    assert BOUND not in capsys.readouterr().out
+    print_times(cases, [replace(r, detail={"mark": CPU_BOUND}) for r in found], "runs/x")
+    assert capsys.readouterr().out.count(BOUND) == 1
 
 
 def test_engines_and_regimes_are_kept_apart(cases):
