@@ -71,6 +71,22 @@ def read_ints(values: Tensor, quantity: str) -> list[int]:
     return answer
 
 
+def synchronise(x: Tensor) -> None:
+    """Wait on the host until the device has done what it was given, as libraries do that synchronise their streams.
+
+    Recorded as a host read of nothing.
+
+    Args:
+        x: any tensor of the device.
+    """
+    with _disable_current_modes():
+        nothing = x.detach().view(-1)[:0] if x.is_contiguous() else x.new_empty(0)
+    for notify in _notify:
+        notify("streams", nothing)
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+
+
 def write_ints(values: Sequence[int], device: torch.device) -> Tensor:
     """Integers of the host on a device, int64; nobody waits for the copy. Recorded as the launch that fills as much."""
     written = torch.zeros(len(values), dtype=torch.int64, device=device)

@@ -4,7 +4,8 @@ In step s a rank sends to the group s places ahead of its own and receives from 
 sends S_0 .. S_n, broadcasts of shadowed experts, the experts C_0 .. C_n as rows arrive with each step's return R_s
 behind it, the shadows on this rank's own rows. The backward is the same the other way, with the shadows first, so that
 their gradients are summed while the others are computed. As in the package this is one autograd node: the graph of
-every call of an expert lives inside it, and buffers are zeroed and filled part by part.
+every call of an expert lives inside it, buffers are zeroed and filled part by part, and the host waits for its streams
+before and behind it, in both directions.
 
 R ranks, L experts of a rank, D model; N rows that a rank sends or keeps for its shadows, M rows that it receives; P
 parameters of an expert.
@@ -20,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from moebench.kernels.collectives.parts import Parts
 from moebench.kernels.collectives.start_wait import Pending, start_broadcast, start_reduce
 from moebench.kernels.expert_ffn import expert_ffn
+from moebench.kernels.host import synchronise
 from moebench.kernels.region import region
 from moebench.systems.layer import Expert
 
@@ -104,6 +106,7 @@ class _SmartSchedule(torch.autograd.Function):
         with region("exchange"):
             for pending in going:
                 pending.wait()
+            synchronise(buffers.whole)
         return buffers.whole
 
     @staticmethod
@@ -133,6 +136,7 @@ class _SmartSchedule(torch.autograd.Function):
             _zero_missing(experts)
             for pending in going:
                 pending.wait()
+            synchronise(buffers.whole)
         ctx.calls = ctx.shadowed = None
         return (buffers.whole if needs_x else None, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
 
@@ -156,7 +160,8 @@ class _Buffers:
 
 
 def _sent(x_ND: Tensor, schedule: Schedule) -> tuple[_Buffers, list[Pending]]:
-    """Buffers of zeros, and every part of the rows on its way."""
+    """Buffers of zeros, and every part of the rows on its way, once the device has made those."""
+    synchronise(x_ND)
     parts, back = schedule.parts, schedule.parts.reversed()
     came_MD, results_MD = (x_ND.new_zeros(sum(parts.received), x_ND.shape[1]) for _ in range(2))
     whole_ND = torch.zeros_like(x_ND)

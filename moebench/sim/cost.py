@@ -191,7 +191,8 @@ def share_at(curve: Curve, size: np.ndarray) -> np.ndarray:
 def tiled_flops(products: Sequence[Product], sms: int) -> np.ndarray:
     """FLOPs that the SMs are busy for, each in whole tiles and all in whole waves, under the best tile and split of k.
 
-    Never less than the product's own FLOPs, except for empty products, which take none.
+    Never less than the product's own FLOPs, except for empty products, which take none. A product with a dimension of 1
+    has vectors for operands or result: libraries have kernels for it without tiles, as fast as memory gives them.
     """
     shape = np.array([(p.m, p.n, p.k, p.batch) for p in products], dtype=float).reshape(-1, 4)
     m, n, k, batch = (shape[:, i, None, None] for i in range(4))
@@ -200,7 +201,8 @@ def tiled_flops(products: Sequence[Product], sms: int) -> np.ndarray:
     least_k = np.where(_SPLITS == 1, 0, _SPLITS * _LEAST_SPLIT_K)  # a shorter k is padded: more work is never faster
     depth = np.ceil(np.maximum(k, least_k) / _SPLITS / _K_STEP) * _K_STEP
     waves = np.ceil(tiles * _SPLITS / sms)
-    return (2 * waves * sms * tile_m * tile_n * depth / rate).min(axis=(1, 2))
+    tiled = (2 * waves * sms * tile_m * tile_n * depth / rate).min(axis=(1, 2))
+    return np.where((shape[:, :3] == 1).any(axis=1), 2 * shape.prod(axis=1), tiled)
 
 
 def _issue_parameter(op: Op) -> str:

@@ -57,14 +57,14 @@ class RoutingAnswers:
             UnansweredRead: no reference rule states the quantity.
         """
         if quantity == "expert_counts":
-            return self._routed(rank).counts
+            return self._counts(rank)
         if quantity == "max_expert_count":
             if self._most is None:
-                self._most = max(max(self._routed(r).counts) for r in range(self._ranks))
+                self._most = max(max(self._counts(r)) for r in range(self._ranks))
             return (self._most,)
         if quantity == "received_counts":
             held = self._experts_of(rank)
-            return tuple(count for r in range(self._ranks) for count in self._routed(r).counts[held])
+            return tuple(count for r in range(self._ranks) for count in self._counts(r)[held])
         if quantity in KEPT:
             return self._kept_answer(rank, quantity)
         if quantity == "relayed_rows":
@@ -99,12 +99,12 @@ class RoutingAnswers:
     @cached_property
     def _kept_RE(self) -> np.ndarray:
         """Routes of each rank to each expert that found a slot."""
-        return np.array([self._routed(rank).kept for rank in range(self._ranks)])
+        return np.array([self._even or self._routed(rank).kept for rank in range(self._ranks)])
 
     @cached_property
     def _rows_RR(self) -> np.ndarray:
         """Rows that each rank (first index) routes to the experts of each rank."""
-        counts_RE = np.array([self._routed(rank).counts for rank in range(self._ranks)])
+        counts_RE = np.array([self._counts(rank) for rank in range(self._ranks)])
         return counts_RE.reshape(self._ranks, self._ranks, -1).sum(axis=2)
 
     def _node_rows(self, node: int) -> tuple[int, ...]:
@@ -122,6 +122,17 @@ class RoutingAnswers:
     def _experts_of(self, rank: int) -> slice:
         held = self._workload.experts // self._ranks
         return slice(rank * held, (rank + 1) * held)
+
+    def _counts(self, rank: int) -> tuple[int, ...]:
+        return self._even or self._routed(rank).counts
+
+    @cached_property
+    def _even(self) -> tuple[int, ...] | None:
+        """Routes to each expert where the rule makes them equal, without running it: an auction takes seconds."""
+        workload = self._workload
+        even = GATES[workload.gate.name].even
+        each = None if even is None else even(workload.gate, workload.tokens, workload.experts)
+        return None if each is None else (each,) * workload.experts
 
     def _routed(self, rank: int) -> "_Routed":
         return _routed(self._workload, rank, self._conventions)

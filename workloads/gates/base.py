@@ -69,6 +69,11 @@ def choose(
     return Choice(experts_T1, weights_TK, probs_TE, capacity=slots, rounds=rounds)
 
 
+def even(gate: GateSpec, tokens: int, experts: int) -> int | None:
+    """T / E where E divides T; else some get one more."""
+    return None if tokens % experts else tokens // experts
+
+
 BASE = Gate(
     name="base",
     title="BASE",
@@ -82,5 +87,6 @@ BASE = Gate(
     evaluation="argmax of the logits, C = T",
     conventions={"noise": ("none",), "drop_order": ("arrival",)},
     options=Options,
+    even=even,
     fixes_capacity=True,
 )

@@ -36,6 +36,11 @@ def choose(
     return Choice(experts_TE, weights_TE, probs_TE, capacity=None if conventions.is_dropless else capacity)
 
 
+def even(gate: GateSpec, tokens: int, experts: int) -> int:
+    """C, all full; never more than all tokens."""
+    return min(-(-gate.top_k * tokens // experts), tokens)
+
+
 EXPERT_CHOICE = Gate(
     name="expert-choice",
     title="Expert choice",
@@ -47,5 +52,6 @@ EXPERT_CHOICE = Gate(
     aux="none",
     capacity="ceil(K T/E)",
     conventions={"noise": ("none",), "drop_order": ("arrival",)},
+    even=even,
     fixes_capacity=True,
 )

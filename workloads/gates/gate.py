@@ -42,6 +42,8 @@ class Gate:
         limits: why the rule has no meaning with so many experts, from (gate, experts); None when it has one.
         exact: balanced choices [T, K], from (gate, tokens, experts, where to start); None for those of `topk`.
         evaluation: what it does otherwise in evaluation; empty where it only leaves noise out.
+        even: routes that every expert gets, from (gate, tokens, experts), where the rule itself makes them equal in
+            training and keeps them all; None where it does not.
         fixes_capacity: whether it may fix the slots itself, from the number of tokens (`Choice.capacity`).
     """
 
@@ -63,6 +65,7 @@ class Gate:
     limits: Callable[[GateSpec, int], str | None] | None = None
     exact: Callable[[GateSpec, int, int, int], Tensor] | None = None
     evaluation: str = ""
+    even: Callable[[GateSpec, int, int], int | None] | None = None
     fixes_capacity: bool = False
 
     def route(

@@ -124,6 +124,17 @@ def test_tiles_that_leave_most_of_the_gpu_idle_cost_more():
     assert float(tiled_flops([large], 72)[0]) < 1.1 * large.flops
 
 
+@pytest.mark.parametrize("shape", [(1, 2048, 4), (1, 4, 2048), (4, 2048, 1), (2048, 1, 2048)])
+def test_products_with_vectors_are_bound_by_memory(shape):
+    """32,768 small ones of a weighted sum a token are not padded to tiles: their bytes take longer than their FLOPs."""
+    m, n, k = shape
+    product = Product(m, n, k, 32768)
+    assert tiled_flops([product], 72)[0] == product.flops
+    moved = 32768 * (m * k + k * n + m * n) * 4
+    assert time_of(lambda b: b.product(m, n, k, 32768)) == pytest.approx(moved / (600e9 * 0.7) + 5e-6)
+    assert tiled_flops([Product(2, 2048, 4, 32768)], 72)[0] > 2 * product.flops
+
+
 def test_a_long_k_is_split_over_idle_sms():
     """The weight gradient of a narrow product [D, T] x [T, E] has few tiles, so libraries split T."""
     gradient = Product(2048, 16, 32768)

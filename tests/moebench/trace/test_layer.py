@@ -16,7 +16,7 @@ from moebench.trace.answers import RoutingAnswers
 from moebench.trace.errors import Unsupported
 from moebench.trace.layer import trace_layer
 from moebench.workloads.conventions import COMMON, Conventions
-from moebench.workloads.gates.registry import GATES
+from moebench.workloads.gates.registry import GATES, gate
 from moebench.workloads.layer import GateSpec, LayerWorkload, RoutingSpec
 from moebench.workloads.routing import logits_for
 from tests.moebench.trace.ragged import RAGGED, RaggedLayer
@@ -110,6 +110,40 @@ def test_rounds_are_counted_on_some_ranks():
         assert len(programs) == len(set(own))
         notes = () if ranks == 4 else ("the rounds of gate base are those of 4 of the ranks",)
         assert {program.notes for program in programs} == {notes}
+
+
+@pytest.mark.parametrize("conventions", [COMMON, DROPLESS], ids=["capacity", "dropless"])
+@pytest.mark.parametrize(("name", "tokens"), [("base", 16), ("base", 13), ("expert-choice", 13), ("expert-choice", 1)])
+def test_rules_that_fill_experts_evenly_need_no_run(name, tokens, conventions, monkeypatch):
+    """Counts, kept ones too, are those of the rule; where it says them itself it does not run."""
+    workload = replace(WORKLOAD, gate=gate(name), sequence=tokens)
+    answers = RoutingAnswers(workload, 4, conventions)
+    found = {quantity: answers.answer(1, quantity) for quantity in ("expert_counts", "kept_counts", "expert_loads")}
+    rule = GATES[name]
+    routing = rule.route(logits_for(workload, 1), workload.gate, conventions, 1.0)
+    assert found["expert_counts"] == tuple(routing.counts_E.tolist())
+    if tokens != 13 or name != "base":
+        assert found["kept_counts"] == found["expert_counts"]
+        assert found["expert_loads"] == tuple(4 * count for count in found["kept_counts"])
+        monkeypatch.setitem(GATES, name, replace(rule, choose=None))
+        assert RoutingAnswers(replace(workload, d_ffn=9), 4, conventions).answer(1, "expert_loads")
+
+
+def test_kept_rows_are_those_with_a_slot():
+    """After capacity: by rank, by expert, in all, as a rank sends and as it receives them."""
+    answers = RoutingAnswers(WORKLOAD, 4, COMMON)
+    kept = []
+    for rank in range(4):
+        routing = GATES["topk"].route(logits_for(WORKLOAD, rank), WORKLOAD.gate, COMMON, 1.0)
+        kept.append([int((routing.keep_TK & (routing.experts_TK == expert)).sum()) for expert in range(8)])
+        assert answers.answer(rank, "kept_counts") == tuple(kept[rank])
+        assert answers.answer(rank, "kept_rows") == (sum(kept[rank]),)
+        assert sum(kept[rank]) < sum(answers.answer(rank, "expert_counts"))
+    received = [row[2:4] for row in kept]
+    assert answers.answer(1, "received_kept_counts") == tuple(count for row in received for count in row)
+    assert answers.answer(1, "received_kept_by_expert") == tuple(map(sum, zip(*received)))
+    assert answers.answer(1, "received_kept_rows") == (sum(map(sum, received)),)
+    assert answers.answer(3, "expert_loads") == tuple(map(sum, zip(*kept)))
 
 
 def test_ranks_with_equal_answers_share_a_program():
