@@ -51,7 +51,7 @@ def kernel_figure(
                     label, (value, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), fontsize=8,
                     textcoords="offset points", va="bottom",
                 )  # fmt: skip
-        _log_axis(axes[-1, 0], points, reported or {})
+        _log_axis(axes[-1, 0], points, reported or {}, narrow)
         axes[-1, 0].set_xlabel(x_label)
         handles = [plt.Line2D([], [], ls="none", marker=shape, color=colour, ms=5) for colour, shape in marks.values()]
         columns = min(len(marks), 3 if narrow else 5)
@@ -94,7 +94,7 @@ def _panel(
         )  # fmt: skip
 
 
-def _log_axis(axis, points: pd.DataFrame, reported: Mapping[str, float]) -> None:
+def _log_axis(axis, points: pd.DataFrame, reported: Mapping[str, float], narrow: bool) -> None:
     """Ticks that read as plain numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -104,7 +104,7 @@ def _log_axis(axis, points: pd.DataFrame, reported: Mapping[str, float]) -> None
     axis.set_xscale("log")
     axis.set_xlim(low, high)
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    steps: tuple[float, ...] = (1, 2, 5) if high / low < 3000 else (1,)
+    steps: tuple[float, ...] = (1, 2, 5) if high / low < (300 if narrow else 3000) else (1,)
     if high / low < 6:
         steps = (1, 1.5, 2, 3, 4, 5, 7)
     ticks = [step * 10.0**decade for decade in decades for step in steps]
