@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_cases import CASES, operators_without_case
-from benchmarks.gpu_checks import EDGES, LARGE, Check, check_far_rows, checks_of
+from benchmarks.gpu_checks import EDGES, LARGE, Check, checks_of, far_checks
 from benchmarks.gpu_clock import GpuClock
 from benchmarks.gpu_operators import all_operator_checks
 from benchmarks.gpu_timing import TIMED, Clock, Rate, Row, Timed, device_rates, floors_of, timed_rows
@@ -96,7 +96,7 @@ def sections(device: torch.device, clock: Callable[[], Clock]) -> list[Section]:
         *(checked(f"{case.name}: large", partial(checks_of, case, device, LARGE)) for case in CASES),
         checked("operators against the trace", partial(all_operator_checks, device)),
         *(timed(each) for each in TIMED),
-        checked("far rows", lambda: [check_far_rows(device)]),
+        checked("far rows", partial(far_checks, device)),
     ]
 
 
@@ -171,8 +171,9 @@ def clocks(when: str) -> Iterator[Fact]:
         return
     gpu = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"  # its number may be another there
     command = [tool, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader", f"--id={gpu}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    if done.returncode != 0:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
         return
     for name, value in zip(QUERY, done.stdout.strip().split(", ")):
         yield Fact(f"{name} {when}", value)

@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.float64 import difference, largest_error, same_bits, with_gaps
+from benchmarks.float64 import TOLERANCES, difference, largest_error, same_bits, with_gaps
 from benchmarks.gpu_cases import Inputs, OperatorCase, Shape
 from benchmarks.poison import poisoned
+from moebench.kernels.activation import activate
+from moebench.kernels.fp8 import GROUP_ROWS, PER, dequantise_fp8, quantise_fp8
+from moebench.kernels.grouped_gemm import grouped_gemm, grouped_gemm_dw
+from moebench.kernels.hetu_layout import hetu_layout
 from moebench.kernels.implementation import use_implementation
 from moebench.kernels.permute import permute, unpermute
 
@@ -67,17 +71,82 @@ def checks_of(case: OperatorCase, device: torch.device, shapes: Sequence[Shape])
             yield check_case(case, shape, dtype, device)
 
 
-def check_far_rows(device: torch.device, tokens: int = FAR_TOKENS, d_model: int = FAR_WIDTH) -> Check:
-    """Rows whose elements lie beyond 2^31: reversed and brought back, every row where it belongs."""
-    about = ("permute, unpermute beyond 2^31 elements", f"T={tokens} D={d_model}", "bfloat16")
+def far_checks(device: torch.device, tokens: int = FAR_TOKENS, d_model: int = FAR_WIDTH) -> Iterator[Check]:
+    """Operators on rows whose elements lie beyond 2^31, where 32 bits of an offset would wrap around."""
+    # Every row has one value, and a neighbour's is another.
     x_TD = torch.arange(tokens, device=device).remainder_(251).to(torch.bfloat16).unsqueeze(1).repeat(1, d_model)
-    rows_TK = torch.arange(tokens - 1, -1, -1, device=device).unsqueeze(1)
-    with poisoned(), use_implementation("triton"):
-        reversed_TD = permute(x_TD, rows_TK, tokens)
-        back_TD = unpermute(reversed_TD, rows_TK)
-    if not torch.equal(reversed_TD[:, 0], x_TD[:, 0].flip(0)):
-        return Check(*about, "wrong", detail="rows are not where the map says")
-    return Check(*about, "right" if torch.equal(back_TD, x_TD) else "wrong", detail="")
+    for name, is_right in FAR.items():
+        about = (f"{name} beyond 2^31 elements", f"T={tokens} D={d_model}", "bfloat16")
+        try:
+            with poisoned(), use_implementation("triton"):
+                verdict, detail = ("right", "") if is_right(x_TD) else ("wrong", "rows are not what they should be")
+        except Exception as error:  # the others still run
+            verdict, detail = "error", f"{type(error).__name__}: {str(error).strip()[:300]}"
+        yield Check(*about, verdict, detail=detail)
+
+
+def _far_rows(x_TD: Tensor) -> bool:
+    """Reversed and brought back."""
+    rows_TK = torch.arange(len(x_TD) - 1, -1, -1, device=x_TD.device).unsqueeze(1)
+    reversed_TD = permute(x_TD, rows_TK, len(x_TD))
+    return _is_reversed(reversed_TD, x_TD) and torch.equal(unpermute(reversed_TD, rows_TK), x_TD)
+
+
+def _far_choices(x_TD: Tensor) -> bool:
+    """The same, by HetuMoE's kernels."""
+    places_TK = torch.arange(len(x_TD) - 1, -1, -1, device=x_TD.device).unsqueeze(1)
+    experts_TK = torch.zeros_like(places_TK)
+    reversed_ECD = hetu_layout(x_TD, experts_TK, places_TK, 1, len(x_TD))
+    back_TD = torch.ops.moebench.choice_gather(reversed_ECD, experts_TK, places_TK, None, False)
+    return _is_reversed(reversed_ECD[0], x_TD) and torch.equal(back_TD, x_TD)
+
+
+def _is_reversed(reversed_TD: Tensor, x_TD: Tensor) -> bool:
+    return torch.equal(reversed_TD[:, 0], x_TD[:, 0].flip(0))
+
+
+def _far_codes(x_TD: Tensor) -> bool:
+    """The last groups of rows are what they are alone; rows of one value come back."""
+    last = (len(x_TD) // GROUP_ROWS - 1) * GROUP_ROWS
+    for per in PER:
+        codes_TD, scales = quantise_fp8(x_TD, per)
+        back_TD = dequantise_fp8(codes_TD, scales, per, x_TD.dtype)
+        with use_implementation("torch"):
+            alone = quantise_fp8(x_TD[last:], per)
+            expected_TD = dequantise_fp8(*alone, per, x_TD.dtype)
+        if not (same_bits(codes_TD[last:], alone[0]) and torch.equal(back_TD[last:], expected_TD)):
+            return False
+    return True
+
+
+def _far_activation(x_TD: Tensor) -> bool:
+    """ReLU of what is not negative, and its gradient."""
+    gradient_TD = torch.ops.moebench.activation_backward(x_TD, x_TD, None, None, "relu")[0]
+    return torch.equal(activate(x_TD), x_TD) and torch.equal(gradient_TD, x_TD)
+
+
+def _far_product(x_TD: Tensor) -> bool:
+    """Two experts, the weights of the first zero: rows times D, rounded once; sums over the rows of each."""
+    half, first_T = len(x_TD) // 2, x_TD[:, 0].float()
+    ends_L = torch.tensor([half, len(x_TD)], device=x_TD.device)
+    w_LDF = torch.ones(2, x_TD.shape[1], 16, dtype=x_TD.dtype, device=x_TD.device)
+    w_LDF[0] = 0.0
+    y_TF = grouped_gemm(x_TD, ends_L, w_LDF)
+    sums_T = first_T * x_TD.shape[1]  # below 2^24
+    sums_T[:half] = 0.0
+    dw_LDF = grouped_gemm_dw(x_TD, ends_L, torch.ones_like(y_TF))
+    sums_L = torch.stack([first_T[:half].double().sum(), first_T[half:].double().sum()])
+    are_near = (dw_LDF.double() / sums_L.view(2, 1, 1) - 1).abs() < TOLERANCES[x_TD.dtype]
+    return torch.equal(y_TF, sums_T.to(x_TD.dtype).unsqueeze(1).expand_as(y_TF)) and bool(are_near.all())
+
+
+FAR = {
+    "permute, unpermute": _far_rows,
+    "choice_scatter, choice_gather": _far_choices,
+    "quantise_fp8, dequantise_fp8": _far_codes,
+    "activation": _far_activation,
+    "grouped_gemm": _far_product,
+}
 
 
 def _run(case: OperatorCase, args: Sequence[Any]) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebench.kernels.checks import check_arithmetic, check_same_dtype, check_shape, check_tensor, check_together
+from moebench.kernels.checks import check_same_dtype, check_shape, check_tensor, check_together
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
 
@@ -64,7 +64,6 @@ def check_activation(activation: str, has_third: bool, third: str) -> None:
 
 def _check(h_NF: Tensor, activation: str, h3_NF: Tensor | None, weights_N: Tensor | None) -> None:
     check_tensor("h", h_NF, "NF")
-    check_arithmetic("h", h_NF)
     check_activation(activation, h3_NF is not None, "h3")
     if h3_NF is not None:
         check_tensor("h3", h3_NF, "NF")
@@ -73,7 +72,6 @@ def _check(h_NF: Tensor, activation: str, h3_NF: Tensor | None, weights_N: Tenso
         check_same_dtype("h3", h3_NF, "h", h_NF)
     if weights_N is not None:
         check_tensor("weights", weights_N, "N")
-        check_arithmetic("weights", weights_N)
         check_shape("weights", weights_N, (h_NF.shape[0],), "the rows of h")
         check_together("weights", weights_N, "h", h_NF)
 
@@ -160,6 +158,7 @@ _activation_backward = define_operator(
     fake=_fake_activation_backward,
     cost=_backward_cost,
     triton="activation:activation_backward",
+    is_gradient=True,
 )
 _activation = define_operator(
     "activation(Tensor h, Tensor? h3, Tensor? weights, str activation) -> Tensor",

@@ -8,7 +8,7 @@ its tiling over keys); the backward recomputes them from the saved log-sum-exp.
 import torch
 from torch import Tensor
 
-from moebench.kernels.checks import check_shape, check_tensor, check_together
+from moebench.kernels.checks import check_at_least, check_shape, check_tensor, check_together
 from moebench.kernels.cost import Cost, Product
 from moebench.kernels.define import define_operator
 
@@ -25,7 +25,7 @@ def attention(
         scale: D^-1/2 where None.
 
     Raises:
-        ValueError: wrong shapes, dtypes or devices, H that is no multiple of G.
+        ValueError: wrong shapes, dtypes or devices, H that is no multiple of G, D of 0.
     """
     _check(q_BHSD, k_BGSD, v_BGSD)
     return _attention(q_BHSD, k_BGSD, v_BGSD, causal, q_BHSD.shape[-1] ** -0.5 if scale is None else scale)[0]
@@ -51,6 +51,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_tensor("k", k, "BGSD")
     check_tensor("v", v, "BGSD")
     batch, heads, seq, head_size = q.shape
+    check_at_least("the head size", head_size, 1)
     if not k.shape[1] or heads % k.shape[1]:
         raise ValueError(f"q has {heads} heads, k has {k.shape[1]}; the former must be a multiple of the latter")
     check_shape("k", k, (batch, k.shape[1], seq, head_size), "q")
@@ -173,6 +174,7 @@ _attention_backward = define_operator(
     implementation=_torch_attention_backward,
     fake=lambda grad, q, k, v, *rest: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
     cost=_backward_cost,
+    is_gradient=True,
 )
 _attention = define_operator(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",

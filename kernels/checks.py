@@ -3,20 +3,22 @@
 import torch
 from torch import Tensor
 
-ARITHMETIC = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ARITHMETIC = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what is computed in: FP8 is not
 
 
 def check_tensor(name: str, tensor: Tensor, dims: str, kind: str = "floating-point") -> None:
     """Raise ValueError unless `tensor` has one dimension per letter of `dims` and the dtype `kind`.
 
     Args:
-        kind: `floating-point` or `int64`.
+        kind: `floating-point`, one of those in `ARITHMETIC`, or `int64`.
     """
     right_dtype = tensor.dtype.is_floating_point if kind == "floating-point" else tensor.dtype == torch.int64
     article = "an" if kind == "int64" else "a"
     if not right_dtype or tensor.dim() != len(dims):
         got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         raise ValueError(f"{name} must be {article} {kind} tensor [{', '.join(dims)}]; got {got}")
+    if kind == "floating-point" and tensor.dtype not in ARITHMETIC:
+        raise ValueError(f"{name} is {tensor.dtype}; choose one of {', '.join(map(str, ARITHMETIC))}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], why: str) -> None:
@@ -29,12 +31,6 @@ def check_together(name: str, tensor: Tensor, other_name: str, other: Tensor) ->
     """Raise ValueError unless both tensors live on one device."""
     if tensor.device != other.device:
         raise ValueError(f"{name} is on {tensor.device}, {other_name} on {other.device}; they must share a device")
-
-
-def check_arithmetic(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless the dtype is one that products and activations are taken in: FP8 is not."""
-    if tensor.dtype not in ARITHMETIC:
-        raise ValueError(f"{name} is {tensor.dtype}; choose one of {', '.join(map(str, ARITHMETIC))}")
 
 
 def check_same_dtype(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:

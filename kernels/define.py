@@ -16,6 +16,9 @@ from moebench.kernels.cost import CostFunction, declare_cost
 from moebench.kernels.implementation import chosen
 
 NAMESPACE = "moebench"
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _launchers: dict[str, str] = {}
 _torch_code: dict[str, Callable[..., Any]] = {}
@@ -30,8 +33,11 @@ def define_operator(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
     triton: str | None = None,
+    is_gradient: bool = False,
 ) -> Callable[..., Any]:
     """Register `moebench::<schema>` and return the callable operator.
+
+    Autocast changes nothing inside: an operator computes in the dtypes that it is given.
 
     Args:
         schema: `name(Tensor x, int n) -> Tensor`.
@@ -42,6 +48,7 @@ def define_operator(
         backward, setup_context: as in `torch.library.register_autograd`; None where nothing is differentiable.
         triton: `module:function` in moebench.kernels.triton with the arguments and results of `implementation`. It is
             imported at the first launch, and runs where `moebench.kernels.implementation` chooses it.
+        is_gradient: it is the backward of another and has none itself: to differentiate it is an error.
     """
     name = schema.split("(")[0]
     qualified = f"{NAMESPACE}::{name}"
@@ -53,10 +60,25 @@ def define_operator(
     for device in ("CPU", "CUDA"):
         _library.impl(name, implementation, device)
     torch.library.register_fake(qualified, fake, lib=_library)
+    if is_gradient:
+        backward = partial(_refuse, qualified)
     if backward is not None:
         torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
     declare_cost(qualified, cost)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, partial(_outside_autocast, operator), f"Autocast{device}")
+    return operator
+
+
+def _outside_autocast(operator: Callable[..., Any], *args: Any) -> Any:
+    """The operator with autocast off: its torch code would be cast, its Triton code and its shape function not."""
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        return operator(*args)
+
+
+def _refuse(operator: str, ctx: Any, *grads: Any) -> None:
+    raise RuntimeError(f"{operator} is a gradient, and has no gradient itself: no second derivatives here")
 
 
 def triton_operators() -> Mapping[str, str]:

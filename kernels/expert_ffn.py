@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.kernels.activation import ACTIVATIONS, activate, check_activation
-from moebench.kernels.checks import check_shape, check_tensor
+from moebench.kernels.checks import check_same_dtype, check_shape, check_tensor, check_together
 from moebench.kernels.grouped_gemm import grouped_gemm
 
 __all__ = [
@@ -35,7 +35,7 @@ def expert_ffn(
     """One expert on its rows.
 
     Raises:
-        ValueError: wrong shapes or dtypes, an unknown activation, w3 without SwiGLU or SwiGLU without w3.
+        ValueError: wrong shapes, dtypes or devices, an unknown activation, w3 without SwiGLU or SwiGLU without w3.
     """
     check_tensor("x", x_ND, "ND")
     _check_weights(x_ND, [w1_DF], [w2_FD], None if w3_DF is None else [w3_DF], activation, experts=1)
@@ -169,13 +169,13 @@ def _check_weights(x: Tensor, w1: Weights, w2: Weights, w3: Weights | None, acti
         raise ValueError(f"every weight needs one entry for each expert, at least one; got {len(w1)} for {experts}")
     # Shapes only: indexing a tensor would be an operator of the program.
     d_model, d_ffn = x.shape[-1], w1.shape[-1] if isinstance(w1, Tensor) else w1[0].shape[-1]
-    _check_weight("w1", w1, x.dtype, (d_model, d_ffn), experts)
-    _check_weight("w2", w2, x.dtype, (d_ffn, d_model), experts)
+    _check_weight("w1", w1, x, (d_model, d_ffn), experts)
+    _check_weight("w2", w2, x, (d_ffn, d_model), experts)
     if w3 is not None:
-        _check_weight("w3", w3, x.dtype, (d_model, d_ffn), experts)
+        _check_weight("w3", w3, x, (d_model, d_ffn), experts)
 
 
-def _check_weight(name: str, weights: Weights, dtype: torch.dtype, shape: tuple[int, int], experts: int) -> None:
+def _check_weight(name: str, weights: Weights, x: Tensor, shape: tuple[int, int], experts: int) -> None:
     if isinstance(weights, Tensor):
         tensors: Sequence[Tensor] = (weights,)
         expected: tuple[int, ...] = (experts, *shape)
@@ -185,5 +185,5 @@ def _check_weight(name: str, weights: Weights, dtype: torch.dtype, shape: tuple[
             raise ValueError(f"{name} needs one entry for each of the {experts} experts; got {len(weights)}")
     for weight in tensors:
         check_shape(name, weight, expected, "x, w1 and the experts")
-        if weight.dtype != dtype:
-            raise ValueError(f"{name} is {weight.dtype}, x is {dtype}; cast one of them first")
+        check_together(name, weight, "x", x)
+        check_same_dtype(name, weight, "x", x)

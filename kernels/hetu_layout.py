@@ -23,7 +23,7 @@ from torch import Tensor
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
 from moebench.kernels.gather_sum import gather_dot, gather_sum
-from moebench.kernels.layout import check_layout, check_layout_inverse, check_weights, kept_routes
+from moebench.kernels.layout import check_layout, check_layout_inverse, check_slots, check_weights, kept_routes
 from moebench.kernels.permute import route_of_row, token_of_row
 
 
@@ -68,6 +68,7 @@ def tutel_layout(
 
 def tutel_layout_inverse(y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """Tutel's fast_decode; `moebench.kernels.layout.layout_inverse` in arguments and result."""
+    check_weights(weights_TK, experts_TK)
     return tutel_decode(y_ECD, experts_TK, positions_TK, weights_TK)
 
 
@@ -106,9 +107,11 @@ def tutel_decode(
     Raises:
         ValueError: as `layout_inverse`.
     """
-    check_layout_inverse(y_ECD, experts_TK, positions_TK, weights_TK)
+    check_slots(y_ECD, experts_TK, positions_TK)
     dtype = _tutel_dtype(y_ECD)
-    weights_TK = None if weights_TK is None else weights_TK.to(dtype)
+    if weights_TK is not None:
+        check_weights(weights_TK, experts_TK)
+        weights_TK = weights_TK.to(dtype)
     return _gather(y_ECD.to(dtype), experts_TK, positions_TK, weights_TK, True).to(y_ECD.dtype)
 
 
@@ -293,4 +296,5 @@ _dots = define_operator(
     triton="hetu_layout:dots",
     fake=lambda grad_TD, y_ECD, experts_TK, positions_TK, weights_TK: weights_TK.new_empty(weights_TK.shape),
     cost=_dots_cost,
+    is_gradient=True,
 )

@@ -109,19 +109,25 @@ def check_layout(x_TD: Tensor, experts_TK: Tensor, positions_TK: Tensor, num_exp
     check_at_least("capacity", capacity, min(x_TD.shape[0], 1))
 
 
-def check_layout_inverse(y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor, weights_TK: Tensor | None) -> None:
+def check_layout_inverse(y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor, weights_TK: Tensor) -> None:
     """Raise the ValueErrors of `layout_inverse`."""
+    check_slots(y_ECD, experts_TK, positions_TK)
+    check_weights(weights_TK, experts_TK)
+
+
+def check_slots(y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor) -> None:
+    """Raise the ValueErrors of `layout_inverse` that have nothing to do with weights."""
     check_tensor("y", y_ECD, "ECD")
     _check_routes(experts_TK, positions_TK)
     check_together("experts", experts_TK, "y", y_ECD)
-    if weights_TK is not None:
-        check_weights(weights_TK, experts_TK)
     check_at_least("the number of experts", y_ECD.shape[0], 1)
     check_at_least("capacity", y_ECD.shape[1], min(experts_TK.shape[0], 1))
 
 
 def check_weights(weights_TK: Tensor, experts_TK: Tensor) -> None:
     """Raise a ValueError where there is not one floating-point weight a route, on the same device."""
+    if weights_TK is None:
+        raise ValueError("weights must be a floating-point tensor [T, K]; got None")
     check_tensor("weights", weights_TK, "TK")
     check_shape("weights", weights_TK, experts_TK.shape, "experts")
     check_together("weights", weights_TK, "experts", experts_TK)

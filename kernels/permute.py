@@ -18,7 +18,7 @@ def slot_rows(experts_TK: Tensor, positions_TK: Tensor, capacity: int) -> Tensor
     """Row `expert * capacity + position` of every route, int64; -1 where the position is -1 or the expert is full.
 
     Raises:
-        ValueError: ids or positions that are not int64 matrices of one shape, or a negative capacity.
+        ValueError: ids or positions that are not int64 matrices of one shape and device, or a negative capacity.
     """
     _check_positions(experts_TK, positions_TK)
     check_at_least("capacity", capacity, 0)
@@ -37,7 +37,8 @@ def sorted_rows(experts_TK: Tensor, positions_TK: Tensor, counts_E: Tensor) -> T
         counts_E: int64 routes of every expert, as `assign_slots` gives them.
 
     Raises:
-        ValueError: ids or positions that are not int64 matrices of one shape, counts that are not an int64 vector.
+        ValueError: ids or positions that are not int64 matrices of one shape, counts that are not an int64 vector,
+            tensors on different devices.
     """
     _check_positions(experts_TK, positions_TK)
     check_tensor("counts", counts_E, "E", "int64")
@@ -123,6 +124,7 @@ def _check_positions(experts_TK: Tensor, positions_TK: Tensor) -> None:
     check_tensor("experts", experts_TK, "TK", "int64")
     check_tensor("positions", positions_TK, "TK", "int64")
     check_shape("positions", positions_TK, experts_TK.shape, "experts")
+    check_together("positions", positions_TK, "experts", experts_TK)
 
 
 def _check_permute(x_TD: Tensor, rows_TK: Tensor, num_rows: int, check: bool) -> None:
@@ -307,4 +309,5 @@ _weighted_unpermute_backward = define_operator(
         weights_TK.new_empty(weights_TK.shape),
     ),
     cost=_unpermute_backward_cost,
+    is_gradient=True,
 )

@@ -154,6 +154,7 @@ _topk_gate_backward = define_operator(
     fake=lambda grad_probs, grad_weights, probs, experts, renormalise=False: torch.empty_like(probs),
     cost=_backward_cost,
     triton="topk_gate:topk_gate_backward",
+    is_gradient=True,
 )
 _topk_gate = define_operator(
     "topk_gate(Tensor logits, int top_k, bool renormalise=False) -> (Tensor, Tensor, Tensor)",

@@ -34,24 +34,21 @@ def _activated(h, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _slope(h, ACTIVATION: tl.constexpr):
-    """The activation's derivative."""
-    if ACTIVATION == "relu":
-        return tl.where(h <= 0, 0.0, 1.0)
-    elif ACTIVATION == "gelu":
+    """The derivative of GELU or SiLU."""
+    if ACTIVATION == "gelu":
         return _normal_cdf(h) + h * (0.3989422804014327 * tl.exp(-0.5 * h * h))
     else:
         sigmoid = 1.0 / (1.0 + tl.exp(-h))
         return sigmoid * (1.0 + h * (1.0 - sigmoid))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _activation_kernel(
     h, h3, weights, out, num_rows, d_ffn, stride_h, stride_h3,
     ACTIVATION: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    row_N = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_row_N = row_N < num_rows
-    row_N1 = row_N.to(tl.int64)[:, None]
+    row_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row_N, row_N1 = row_N < num_rows, row_N[:, None]
     column_F = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     is_valid_NF = is_row_N[:, None] & (column_F < d_ffn)[None, :]
     a_NF = _activated(tl.load(h + row_N1 * stride_h + column_F, mask=is_valid_NF, other=0.0).to(WIDE), ACTIVATION)
@@ -62,14 +59,13 @@ def _activation_kernel(
     tl.store(out + row_N1 * d_ffn + column_F, a_NF.to(out.dtype.element_ty), mask=is_valid_NF)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _activation_backward_kernel(
     grad, h, h3, weights, grad_h, grad_h3, grad_weights, num_rows, d_ffn, stride_grad, stride_h, stride_h3,
     ACTIVATION: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    row_N = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_row_N = row_N < num_rows
-    row_N1 = row_N.to(tl.int64)[:, None]
+    row_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row_N, row_N1 = row_N < num_rows, row_N[:, None]
     if weights is not None:
         weight_N1 = tl.load(weights + row_N, mask=is_row_N, other=0.0).to(WIDE)[:, None]
         dot_NF = tl.zeros((BLOCK_N, BLOCK_F), WIDE)
@@ -78,13 +74,11 @@ def _activation_backward_kernel(
         is_valid_NF = is_row_N[:, None] & (column_F < d_ffn)[None, :]
         h_NF = tl.load(h + row_N1 * stride_h + column_F, mask=is_valid_NF, other=0.0).to(WIDE)
         grad_NF = tl.load(grad + row_N1 * stride_grad + column_F, mask=is_valid_NF, other=0.0).to(WIDE)
-        slope_NF = _slope(h_NF, ACTIVATION)
         out = row_N1 * d_ffn + column_F
         if h3 is not None or weights is not None:
             a_NF = _activated(h_NF, ACTIVATION)
         if h3 is not None:
             h3_NF = tl.load(h3 + row_N1 * stride_h3 + column_F, mask=is_valid_NF, other=0.0).to(WIDE)
-            slope_NF *= h3_NF
         if weights is not None:
             if h3 is not None:
                 dot_NF += grad_NF * a_NF * h3_NF
@@ -93,7 +87,13 @@ def _activation_backward_kernel(
             grad_NF *= weight_N1
         if h3 is not None:
             tl.store(grad_h3 + out, (grad_NF * a_NF).to(grad_h3.dtype.element_ty), mask=is_valid_NF)
-        tl.store(grad_h + out, (grad_NF * slope_NF).to(grad_h.dtype.element_ty), mask=is_valid_NF)
+        if ACTIVATION == "relu":
+            grad_h_NF = tl.where(h_NF <= 0, 0.0, grad_NF)  # an infinite gradient times 0 would be NaN
+        elif h3 is not None:
+            grad_h_NF = grad_NF * (_slope(h_NF, ACTIVATION) * h3_NF)
+        else:
+            grad_h_NF = grad_NF * _slope(h_NF, ACTIVATION)
+        tl.store(grad_h + out, grad_h_NF.to(grad_h.dtype.element_ty), mask=is_valid_NF)
     if weights is not None:
         tl.store(grad_weights + row_N, tl.sum(dot_NF, 1).to(grad_weights.dtype.element_ty), mask=is_row_N)
 

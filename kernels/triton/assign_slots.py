@@ -52,6 +52,7 @@ def _prefix_kernel(histograms, counts, num_blocks, BLOCK: tl.constexpr):
     for start in range(0, num_blocks, BLOCK):
         place = start + tl.arange(0, BLOCK)
         count = tl.load(first + place, mask=place < num_blocks, other=0)
+        tl.debug_barrier()  # where threads outnumber counts, several load the same one: all before one of them stores
         tl.store(first + place, total + tl.cumsum(count, 0) - count, mask=place < num_blocks)
         total += tl.sum(count, 0)
     tl.store(counts + tl.program_id(0), total.to(tl.int64))

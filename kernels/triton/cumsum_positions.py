@@ -1,10 +1,11 @@
 """Running sums over a one-hot mask in Triton: HetuMoE's, a thread an expert's column, and Tutel's, a block a column."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from moebench.kernels.triton.variant import Variant
+from moebench.kernels.triton.variant import Variant, warps
 
 _BLOCK_ROWS = 1024  # of a step of Tutel's blocks, one thread each
 _BLOCK_WARPS = _BLOCK_ROWS // 32
@@ -53,8 +54,9 @@ def tutel_column_scan(mask_NE: Tensor) -> Tensor:
     places_NE = mask_NE.new_empty(rows, columns)
     if places_NE.numel():
         _block_scan_kernel[(columns,)](
-            mask_NE.contiguous(), places_NE, rows, columns, ROWS=_BLOCK_ROWS, num_warps=_BLOCK_WARPS
-        )
+            mask_NE.contiguous(), places_NE, rows, columns, ROWS=_BLOCK_ROWS,
+            num_warps=warps(_BLOCK_WARPS, torch.version.hip is not None),
+        )  # fmt: skip
     return places_NE
 
 

@@ -18,6 +18,7 @@ from moebench.kernels.triton.variant import Variant
 
 PROVEN: frozenset[tuple[int, int]] = frozenset()  # compute capabilities
 
+_LONGEST_ROW = 1 << 22  # elements from a row to the next: 256 rows of a program stay below 2^31
 _FLOOR = tl.constexpr(fp8.FLOOR)
 _LARGEST = tl.constexpr(fp8.LARGEST)
 _GROUP_ROWS = tl.constexpr(fp8.GROUP_ROWS)
@@ -62,7 +63,7 @@ def _magnitude(x):
     return tl.where(magnitude < float("inf"), magnitude, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _quantise_rows(
     x_ptr, codes_ptr, scales_ptr, T, D, x_stride,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, ONE_BLOCK: tl.constexpr, NATIVE: tl.constexpr,
@@ -93,7 +94,7 @@ def _quantise_rows(
     tl.store(scales_ptr + first + rows, tl.div_rn(amax, largest), mask=row_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _quantise_columns(
     x_ptr, codes_ptr, scales_ptr, T, D, x_stride, BLOCK_D: tl.constexpr, NATIVE: tl.constexpr
 ):  # fmt: skip
@@ -112,7 +113,7 @@ def _quantise_columns(
     tl.store(scales_ptr + group * D + columns, tl.div_rn(amax, largest), mask=column_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _dequantise_rows(
     codes_ptr, scales_ptr, out_ptr, T, D, codes_stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
@@ -129,7 +130,7 @@ def _dequantise_rows(
         tl.store(out_offsets + start, (_value(codes) * scale).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _dequantise_columns(
     codes_ptr, scales_ptr, out_ptr, T, D, codes_stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
@@ -165,9 +166,11 @@ class _Blocks:
 
 
 def quantise(x_TD: Tensor, per: str) -> tuple[Tensor, Tensor]:
-    """As `moebench::quantise_fp8`."""
-    x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
+    """As `moebench::quantise_fp8`; rows of more than 2^22 columns run torch code, here and back."""
     rows, columns = x_TD.shape
+    if columns > _LONGEST_ROW:
+        return fp8._torch_quantise(x_TD, per)
+    x_TD = _readable(x_TD)
     codes_TD = torch.empty((rows, columns), dtype=torch.uint8, device=x_TD.device)
     groups = triton.cdiv(rows, fp8.GROUP_ROWS)
     shape = (rows,) if per == "row" else (groups, columns)
@@ -183,8 +186,10 @@ def quantise(x_TD: Tensor, per: str) -> tuple[Tensor, Tensor]:
 
 def dequantise(codes_TD: Tensor, scales: Tensor, per: str, dtype: torch.dtype) -> Tensor:
     """As `moebench::dequantise_fp8`."""
-    codes_TD = codes_TD if codes_TD.stride(1) == 1 else codes_TD.contiguous()
     rows, columns = codes_TD.shape
+    if columns > _LONGEST_ROW:
+        return fp8._torch_dequantise(codes_TD, scales, per, dtype)
+    codes_TD = _readable(codes_TD)
     out_TD = torch.empty((rows, columns), dtype=dtype, device=codes_TD.device)
     if out_TD.numel():
         kernel = _dequantise_rows if per == "row" else _dequantise_columns
@@ -235,7 +240,7 @@ def _variant(name: str, per: str, dtype: str, columns: int) -> Variant:
         signature = {"codes_ptr": "*u8", "scales_ptr": "*fp32", "out_ptr": f"*{dtype}", **sizes, "codes_stride": "i32"}
     stride = "x_stride" if name == "quantise" else "codes_stride"
     label = f"{name} per {per} {dtype} D={columns}"
-    return Variant(label, kernel, signature, constants, num_warps=blocks.num_warps, aligned=("T", "D", stride))
+    return Variant(label, kernel, signature, constants, num_warps=blocks.num_warps, aligned=("D", stride))
 
 
 def _quantise_blocks(rows: int, columns: int, per: str) -> _Blocks:
@@ -264,6 +269,11 @@ def _dequantise_blocks(rows: int, columns: int, per: str) -> _Blocks:
     at_once = max(1, 4096 // block)
     constants = {"ROWS": at_once, "BLOCK_D": block}
     return _Blocks(triton.cdiv(rows, at_once), constants, num_warps=_warps(at_once * block))
+
+
+def _readable(matrix: Tensor) -> Tensor:
+    """The matrix itself, or a copy where its elements or its rows lie too far from each other."""
+    return matrix if matrix.stride(1) == 1 and matrix.stride(0) <= _LONGEST_ROW else matrix.contiguous()
 
 
 def _warps(elements: int) -> int:

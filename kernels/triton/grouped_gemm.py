@@ -56,7 +56,7 @@ def _tile_in_group(program, tiles_m, tiles_n, GROUP: tl.constexpr):
     return first_m + in_group % height, in_group // height
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_experts"])
 def _grouped_gemm_kernel(
     x, ends, w, y, num_rows, num_experts, d_in, d_out, stride_x, stride_expert, stride_w,
     IS_TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -98,7 +98,7 @@ def _grouped_gemm_kernel(
     tl.store(y_MN, sum_MN.to(y.dtype.element_ty), mask=is_row_M[:, None] & is_column_N[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _grouped_gemm_dw_kernel(
     x, ends, dy, dw, num_rows, d_in, d_out, stride_x, stride_dy,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
@@ -231,8 +231,11 @@ def _readable(matrix: Tensor) -> Tensor:
 
 
 def _is_aligned(*matrices: Tensor) -> bool:
-    """Whether the compiler is told so: sizes and strides are multiples of 16, or 1."""
-    sizes = [size for matrix in matrices for size in (*matrix.shape[-2:], *matrix.stride())]
+    """Whether the compiler is told that rows begin at addresses and strides that 16 divides.
+
+    How many rows there are says nothing about that: of ragged rows it is any number.
+    """
+    sizes = [size for matrix in matrices for size in (matrix.shape[-1], *matrix.stride(), matrix.data_ptr())]
     return all(size % 16 == 0 for size in sizes if size != 1)
 
 

@@ -93,6 +93,19 @@ def test_special_values(activation):
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-20)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_relu_lets_no_infinite_gradient_through_where_it_is_flat(weighted):
+    """Zero, not 0 times infinity; NaN rows keep their NaN."""
+    h = torch.tensor([[-1.0, 0.0, 2.0, float("nan")]] * 2)
+    grad = torch.tensor([[float("inf")] * 4, [float("nan")] * 4])
+    weights = torch.ones(2) if weighted else None
+    with use_implementation("triton"):
+        got = torch.ops.moebench.activation_backward(grad, h, None, weights, "relu")[0]
+    expected = torch.ops.moebench.activation_backward(grad, h, None, weights, "relu")[0]
+    torch.testing.assert_close(got, expected, equal_nan=True, rtol=0, atol=0)
+    assert not got[:, :2].any()
+
+
 def test_weights_of_unused_rows_do_not_leak():
     """A NaN weight stays in its own row."""
     h, weights = leaf(4, 20), torch.tensor([1.0, float("nan"), 2.0, 3.0])

@@ -7,9 +7,17 @@ from hypothesis import strategies as st
 
 from moebench.kernels import fp8
 from moebench.kernels.cost import declared_cost
-from moebench.kernels.fp8 import PER, dequantise_fp8, dequantise_fp8_reference, fp8_round_trip, quantise_fp8
+from moebench.kernels.fp8 import (
+    PER,
+    dequantise_fp8,
+    dequantise_fp8_reference,
+    fp8_round_trip,
+    quantise_fp8,
+    quantise_fp8_reference,
+)
 from moebench.kernels.implementation import use_implementation
 from moebench.kernels.triton import fp8 as triton_fp8
+from tests.interpreter.addresses import inside_of_tensors
 from tests.interpreter.counter import count
 from tests.interpreter.support import assert_matches_float64
 from tests.kernels.fp8_values import (
@@ -156,3 +164,19 @@ def test_variants_are_what_a_launch_takes():
         names = variant.kernel.arg_names
         assert set(names) == set(variant.signature) | set(variant.constants)
         assert set(variant.aligned) <= set(variant.signature)
+
+
+@pytest.mark.parametrize("per", PER)
+def test_rows_too_far_apart_for_offsets_of_31_bits(monkeypatch, per):
+    """Rows far from each other are copied; rows that are longer themselves run torch."""
+    x = torch.randn(5, 60)[:, :20]
+    expected = quantise_fp8_reference(x, per)
+    for longest in (30, 10):
+        monkeypatch.setattr(triton_fp8, "_LONGEST_ROW", longest)
+        with inside_of_tensors() as launched:
+            codes, scales = triton_fp8.quantise(x, per)
+            wide = codes.repeat(1, 3)[:, :20]
+            back = triton_fp8.dequantise(wide, scales, per, torch.float32)
+        assert len(launched) == (2 if longest == 30 else 0)
+        assert_same_codes((codes, scales), expected)
+        assert torch.equal(back, dequantise_fp8_reference(codes, scales, per))

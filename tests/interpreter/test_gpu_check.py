@@ -8,7 +8,7 @@ import torch
 from benchmarks import gpu_check, gpu_checks
 from benchmarks.gpu_cases import CASES, OperatorCase, Shape, case_of
 from benchmarks.gpu_check import Found, Section, run_sections, sections
-from benchmarks.gpu_checks import check_case, check_far_rows, checks_of
+from benchmarks.gpu_checks import check_case, checks_of, far_checks
 from benchmarks.gpu_clock import Times
 from benchmarks.gpu_operators import first_difference
 from benchmarks.gpu_timing import Timed
@@ -60,14 +60,22 @@ def test_faults_are_seen():
 
 
 def test_far_rows_come_back():
-    """At a size that fits here; a permutation that lost its rows is seen."""
-    assert check_far_rows(CPU, 300, 8).verdict == "right"
+    """At a size that fits here; of every operator that is tried there."""
+    assert [check.verdict for check in far_checks(CPU, 300, 16)] == ["right"] * len(gpu_checks.FAR)
 
 
 def test_lost_rows_are_seen(monkeypatch):
-    """A permute that wraps around."""
+    """A permute that wraps around, an operator that fails; the others run."""
+
+    def fail(*args):
+        raise RuntimeError("no memory")
+
     monkeypatch.setattr(gpu_checks, "permute", lambda x, rows, count: x.roll(1, 0))
-    assert check_far_rows(CPU, 300, 8).verdict == "wrong"
+    monkeypatch.setattr(gpu_checks, "hetu_layout", fail)
+    monkeypatch.setattr(gpu_checks, "grouped_gemm", lambda x, ends, w: torch.zeros(len(x), 16, dtype=x.dtype))
+    checks = list(far_checks(CPU, 300, 16))
+    assert [check.verdict for check in checks] == ["wrong", "error", "right", "right", "wrong"]
+    assert checks[1].detail == "RuntimeError: no memory"
 
 
 class _Clock:
@@ -84,7 +92,7 @@ def test_all_sections_run_and_write(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "LARGE", SMALL[2:3])
     monkeypatch.setattr(gpu_check, "CASES", [case_of("topk_gate"), case_of("permute")])
     monkeypatch.setattr(gpu_check, "TIMED", [Timed("topk_gate", SMALL[0], torch.float32, "as fast as it can be")])
-    monkeypatch.setattr(gpu_check, "check_far_rows", lambda device: check_far_rows(device, 300, 8))
+    monkeypatch.setattr(gpu_check, "far_checks", lambda device: far_checks(device, 300, 16))
     monkeypatch.setattr("benchmarks.gpu_timing.COPY_SIZES", (1 << 10, 1 << 12))
     monkeypatch.setattr("benchmarks.gpu_timing.COPY_FROM", 1 << 12)
     monkeypatch.setattr("benchmarks.gpu_timing.PRODUCTS", ((torch.float32, 16),))

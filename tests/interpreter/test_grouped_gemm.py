@@ -153,6 +153,20 @@ def test_rows_too_long_for_offsets_of_31_bits(monkeypatch):
         assert_close("dw", got, grouped_gemm_dw_reference(x.double(), ends, x.double()))
 
 
+def test_tiles_follow_widths_strides_and_addresses_not_the_number_of_rows():
+    """Ragged rows are any number; a buffer that begins between two multiples of 16 bytes is loaded by elements."""
+    rows, w = torch.zeros(33, 64, dtype=torch.bfloat16), torch.zeros(2, 64, 32, dtype=torch.bfloat16)
+    shifted = torch.zeros(33 * 64 + 1, dtype=torch.bfloat16)[1:].view(33, 64)
+    assert launchers._is_aligned(rows, w)
+    assert launchers._is_aligned(rows, w.transpose(1, 2).contiguous().transpose(1, 2))
+    assert not launchers._is_aligned(shifted, w)
+    assert not launchers._is_aligned(rows, w[:, :, 1:])
+    assert not launchers._is_aligned(rows[:, :40], w[:, :40])
+    with use_implementation("triton"):
+        got = grouped_gemm(shifted + 1, ends_of((30, 2)), w + 1)
+    assert torch.equal(got[:32], torch.full((32, 32), 64.0, dtype=torch.bfloat16))
+
+
 def test_fp64_runs_torch():
     """Triton's products have no fp64 here: the launchers hand it on."""
     ends = ends_of((3, 2))

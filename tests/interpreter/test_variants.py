@@ -7,7 +7,7 @@ import pytest
 from triton.runtime import interpreter
 
 from benchmarks.aot_table import variants_by_operator
-from benchmarks.gpu_cases import Inputs, case_of
+from benchmarks.gpu_cases import CASES, Inputs, Shape, case_of
 from benchmarks.gpu_timing import TIMED
 from moebench.kernels.define import triton_operators
 
@@ -16,13 +16,13 @@ VARIANTS = variants_by_operator()
 
 @pytest.fixture
 def launches(monkeypatch):
-    """(kernel, values of all arguments, names of constants, options) of every launch in the test; none runs."""
+    """(kernel, values of all arguments, names of constants, options and grid) of every launch here; none runs."""
     seen = []
 
     def note(self, *args, **kwargs):
         options = {name: kwargs.pop(name) for name in kwargs.keys() - set(self.arg_names)}
         values = inspect.getcallargs(self.fn, *args, **kwargs)
-        seen.append((self.fn.__name__, values, self.constexprs, options))
+        seen.append((self.fn.__name__, values, self.constexprs, options | {"grid": self.grid}))
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", note)
     return seen
@@ -52,3 +52,21 @@ def test_what_is_timed_has_been_compiled(timed, launches):
             f"variants() of kernels/triton/{module}.py lack {kernel} with "
             f"{ {name: values[name] for name in constants} } and {options}"
         )
+
+
+def _launcher(operator):
+    module, function = triton_operators()[operator].split(":")
+    return getattr(import_module(f"moebench.kernels.triton.{module}"), function)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_block_has_more_threads_than_amd_allows(case, launches, monkeypatch):
+    """1,024, in warps of 64; and grids stay within their limits, at a million tokens too."""
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    for shape in (Shape(40, 6, 2, 200, 112), Shape(1 << 20, 512, 8, 8192, 8192)):
+        _launcher(case.operator)(*case.build(Inputs(shape, case.dtypes[0], "meta")))
+    assert launches
+    for kernel, _, _, options in launches:
+        assert options.get("num_warps", 4) * 64 <= 1024, kernel
+        for size, limit in zip(options["grid"], (2**31, 2**16, 2**16)):
+            assert 0 < size < limit, (kernel, options["grid"])
