@@ -8,14 +8,14 @@ T tokens of a rank, E experts, L of a rank, D model, F feed-forward.
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
-from moebench.systems.interface import LayerWeights, System
+from moebench.systems.interface import LayerWeights, MoELayer, System
 from moebench.systems.registry import get
 from moebench.systems.training import TrainingStep
 from moebench.workloads.conventions import Conventions
@@ -71,12 +71,17 @@ class Data:
 
 @dataclass(frozen=True)
 class Observed:
-    """What one rank saw in one step, in float64."""
+    """What one rank saw in one step, in float64.
+
+    Attributes:
+        state: what the rule has changed of its own after the step, by name; empty for most rules.
+    """
 
     y_TD: Tensor
     aux: Tensor
     x_gradient_TD: Tensor
     gradients: LayerWeights
+    state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def instance(
@@ -222,7 +227,8 @@ def _steps(system: System, instance: Instance, group: Group) -> list[Observed]:
     token_ids_T = everything.contexts[group.index].token_ids_T
     if token_ids_T is not None:
         layer.token_ids_T = token_ids_T
-    step = TrainingStep(layer, group, learning_rate=instance.learning_rate)
+    # A probe is judged by a rule that has not moved.
+    step = TrainingStep(layer, group, learning_rate=instance.learning_rate, stands_still=instance.is_probe)
     torch.manual_seed(group.index)
     seen = []
     for _ in range(STEPS):
@@ -230,8 +236,15 @@ def _steps(system: System, instance: Instance, group: Group) -> list[Observed]:
         y_TD, aux = step(x_TD, _strided(everything.upstreams[group.index].to(dtype)))
         gradient_TD = torch.zeros_like(x_TD) if x_TD.grad is None else x_TD.grad
         own = map_weights(_plain, layer.weight_gradients())
-        seen.append(Observed(_plain(y_TD), _plain(aux), _plain(gradient_TD), own))
+        seen.append(Observed(_plain(y_TD), _plain(aux), _plain(gradient_TD), own, _state(instance, layer)))
     return seen
+
+
+def _state(instance: Instance, layer: MoELayer) -> dict[str, Tensor]:
+    rule = gates.get_gate(instance.workload.gate.name)
+    if rule.update is None or not isinstance(layer.gate, torch.nn.Module):
+        return {}
+    return {name: _plain(x) for name, x in layer.gate.named_buffers()}
 
 
 def local_weights(weights: LayerWeights, rank: int, ranks: int, dtype: torch.dtype) -> LayerWeights:

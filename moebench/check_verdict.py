@@ -4,7 +4,9 @@ chance does (moebench.check_random). Each function returns the first thing that 
 T tokens of a rank, E experts, D model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -12,12 +14,15 @@ from torch import Tensor
 from moebench.check_instance import STEPS, Data, Instance, Observed, data, local_weights, map_weights
 from moebench.systems.interface import LayerWeights
 from moebench.systems.reference import reference_layer
+from moebench.workloads.gates.registry import get_gate
 from moebench.workloads.routing import Routing
 
 # Error relative to the root mean square of what is right. float64 where gate and experts are, else the dtype's.
 TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5, "bf16": 3e-2, "fp16": 4e-3}
 
 ALL_EQUAL = "ignores the draw: the routing is the same as without noise in every step and rank"
+
+_FRESH: Mapping[str, Tensor] = MappingProxyType({})
 
 Seen = Sequence[Sequence[Observed]]  # [rank][step]
 
@@ -37,12 +42,12 @@ def problem(instance: Instance, seen: Seen) -> str | None:
 
 
 def reference_problem(instance: Instance, seen: Seen) -> str | None:
-    """Outputs, losses and gradients of every rank and step against the reference."""
+    """Outputs, losses, gradients and the rule's state of every rank and step against the reference."""
     everything = data(instance)
     names = ("gate_DE", "w1_LDF", "w2_LFD", "w3_LDF")
-    weights = everything.weights
+    weights, state = everything.weights, dict[str, Tensor]()
     for step in range(STEPS):
-        right, gradients = reference_step(instance, everything, weights)
+        right, gradients = reference_step(instance, everything, weights, step, state)
         for rank, ranks_right in enumerate(right):
             own = seen[rank][step]
             local = local_weights(gradients, rank, instance.ranks, torch.float64)
@@ -56,11 +61,14 @@ def reference_problem(instance: Instance, seen: Seen) -> str | None:
                 for name in names
                 if getattr(local, name) is not None
             ]
+            missing = torch.empty(0, dtype=torch.float64)
+            pairs += [(name, own.state.get(name, missing), x.double()) for name, x in ranks_right.state.items()]
             for name, ours, theirs in pairs:
                 difference = compare(ours, theirs, tolerance(instance))
                 if difference is not None:
                     return f"{name} of rank {rank} in step {step + 1}: {difference}"
         weights = map_weights(lambda w, g: w - instance.learning_rate * g, weights, gradients)
+        state = dict(right[0].state)
     return None
 
 
@@ -73,24 +81,46 @@ def compare(ours: Tensor, right: Tensor, allowed: float) -> str | None:
 
 
 def reference_step(
-    instance: Instance, everything: Data, weights: LayerWeights
+    instance: Instance, everything: Data, weights: LayerWeights, step: int = 0, state: Mapping[str, Tensor] = _FRESH
 ) -> tuple[list[Observed], LayerWeights]:
-    """What every rank should see, and the gradients of all weights, summed over the ranks."""
+    """What every rank should see, and the gradients of all weights, summed over the ranks.
+
+    Args:
+        step: steps before this one; in evaluation none counts.
+        state: of the rule before it.
+    """
+    contexts = [
+        replace(context, step=step if instance.training else 0, state=state) for context in everything.contexts
+    ]
     leaves = map_weights(lambda w: w.clone().requires_grad_(), weights)
     xs = [x_TD.clone().requires_grad_() for x_TD in everything.xs]
     results = reference_layer(
-        xs, leaves, instance.workload, instance.conventions, contexts=everything.contexts
+        xs, leaves, instance.workload, instance.conventions, contexts=contexts
     )
     losses = [aux for _, aux, _ in results if aux.requires_grad]
     outputs = [y_TD for y_TD, _, _ in results] + losses
     share = [torch.full_like(aux, 1 / instance.ranks) for aux in losses]
     torch.autograd.backward(outputs, [*everything.upstreams, *share])
     gradients = map_weights(_gradient, leaves)
+    state = _next_state(instance, [routing for *_, routing in results], state)
     right = [
-        Observed(y_TD.detach(), aux.detach().to(torch.float64), _gradient(x_TD), gradients)
+        Observed(y_TD.detach(), aux.detach().to(torch.float64), _gradient(x_TD), gradients, state)
         for (y_TD, aux, _), x_TD in zip(results, xs, strict=True)
     ]
     return right, gradients
+
+
+def _next_state(
+    instance: Instance, routings: Sequence[Routing], state: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """The rule's, by the load over all ranks; empty where it has none that moves."""
+    gate = instance.workload.gate
+    rule = get_gate(gate.name)
+    if rule.update is None:
+        return {}
+    state = state or rule.initial_state(gate, instance.workload.experts)
+    counts_E = torch.stack([routing.counts_E for routing in routings]).sum(dim=0)
+    return rule.update(state, counts_E, gate) if instance.training else state
 
 
 def dense(rule: Routing, values_TK: Tensor) -> Tensor:

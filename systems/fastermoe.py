@@ -47,6 +47,7 @@ class FasterMoELayer(FastMoELayer):
         """One rank's tokens through the layer: (y [T, D], auxiliary loss)."""
         with region("gate"):
             routes = route(self.gate(x_TD), self.workload, self.conventions, self.gate_context)
+            self.note_counts(routes.chosen_E)
         counts = self.exchange_counts(routes.counts_E)
         schedule, order = self.schedule(counts, self.shadows(routes.counts_E))
         with region("dispatch"):

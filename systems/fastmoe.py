@@ -46,6 +46,7 @@ class FastMoELayer(ExpertParallelLayer):
         """One rank's tokens through the layer: (y [T, D], auxiliary loss)."""
         with region("gate"):
             routes = route(self.gate(x_TD), self.workload, self.conventions, self.gate_context)
+            self.note_counts(routes.chosen_E)
         counts = self.exchange_counts(routes.counts_E)
         parts, order = self.parts(counts)
         with region("dispatch"):

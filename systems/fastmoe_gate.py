@@ -32,6 +32,7 @@ class Routes:
         experts_TK: chosen experts; -1, or any id, where `positions_TK` is -1.
         positions_TK: place of the route among those of this rank to its expert, -1 where it has none.
         counts_E: routes that have one, int64.
+        chosen_E: routes before the drops, int64.
         weights_TK: what multiplies the expert's output; of routes without a place anything.
         aux: the auxiliary loss.
     """
@@ -39,6 +40,7 @@ class Routes:
     experts_TK: Tensor
     positions_TK: Tensor
     counts_E: Tensor
+    chosen_E: Tensor
     weights_TK: Tensor
     aux: Tensor
 
@@ -49,11 +51,10 @@ def route(logits_TE: Tensor, workload: LayerWorkload, conventions: Conventions, 
     choose = top_k if own else get_gate(workload.gate.name).choose
     choice = choose(logits_TE, workload.gate, conventions, context, None)
     capacity = capacity_of(choice, workload, conventions)
-    positions_TK, counts_E = _slots(choice, workload.experts, conventions.choice_order, capacity)
-    if capacity is not None:
-        counts_E = counts_E.clamp(max=capacity)
+    positions_TK, chosen_E = _slots(choice, workload.experts, conventions.choice_order, capacity)
+    counts_E = chosen_E if capacity is None else chosen_E.clamp(max=capacity)
     aux = sum(choice.aux_terms.values(), start=logits_TE.new_zeros(()))
-    return Routes(choice.experts_TK, positions_TK, counts_E, choice.weights_TK, aux)
+    return Routes(choice.experts_TK, positions_TK, counts_E, chosen_E, choice.weights_TK, aux)
 
 
 def top_k(

@@ -175,7 +175,8 @@ def as_written(layer: ExpertParallelLayer, x_TD: Tensor) -> Gated:
     """A rule that Hetu does not have: its own file chooses, Hetu's kernels assign slots."""
     gate, conventions = layer.workload.gate, layer.conventions
     choice = get_gate(gate.name).choose(layer.gate(x_TD), gate, conventions, layer.gate_context, None)
-    rows_TK, _, capacity = _slots(layer, choice.experts_TK, choice.capacity, choice.order_T)
+    rows_TK, counts_E, capacity = _slots(layer, choice.experts_TK, choice.capacity, choice.order_T)
+    layer.note_counts(counts_E)
     aux = sum(choice.aux_terms.values(), start=choice.probs_TE.new_zeros(()))
     return Gated(rows_TK, choice.weights_TK, capacity, aux)
 

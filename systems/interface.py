@@ -34,6 +34,13 @@ class MoELayer(nn.Module):
     gradient synchronisation.
     """
 
+    def advance(self, stands_still: bool = False) -> None:
+        """After a training step's backward: what changes from step to step and is no parameter; here nothing does.
+
+        Args:
+            stands_still: do the work, but leave everything as it was.
+        """
+
     def load_weights(self, weights: LayerWeights) -> None:
         """Copy `weights` into this layer's parameters."""
         raise NotImplementedError

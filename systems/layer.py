@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from moebench.kernels.collectives.exchanges import exchange as exchange_rows
 from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.expert_ffn import expert_ffn
 from moebench.kernels.region import region
 from moebench.systems.interface import LayerWeights, MoELayer, System, problem
@@ -78,12 +79,14 @@ class ExpertParallelLayer(MoELayer):
     """A router and the L experts of this rank, each its own module.
 
     Attributes:
-        step: training steps taken, for rules that follow a schedule; who trains the layer counts.
+        step: training steps taken, for rules that follow a schedule.
+        counts_E: what `note_counts` was told in this step.
         token_ids_T: the ids of the tokens of the next call, for rules that route by them; at first those of the
             workload (`token_ids_for`). None for all other rules.
     """
 
     step: int = 0
+    counts_E: Tensor | None = None
     token_ids_T: Tensor | None
 
     def __init__(
@@ -109,6 +112,39 @@ class ExpertParallelLayer(MoELayer):
     def gate_context(self) -> GateContext:
         """What the rule is given besides logits."""
         return GateContext(self.training, self.step, self.token_ids_T, dict(self.gate.named_buffers()))
+
+    def note_counts(self, counts_E: Tensor) -> None:
+        """Where the rule's state follows the load (`Gate.update`), every training step's forward must say it.
+
+        Args:
+            counts_E: int64 routes of this rank to each expert, before capacity.
+        """
+        if self.training and gates.get_gate(self.workload.gate.name).update is not None:
+            self.counts_E = counts_E
+
+    def advance(self, stands_still: bool = False) -> None:
+        """After a training step's backward: one step more, and the rule's state by the load over all ranks.
+
+        The state takes an all-reduce of E numbers and is the same on every rank. In evaluation nothing changes.
+
+        Args:
+            stands_still: do the work, but leave state and step as they were.
+
+        Raises:
+            RuntimeError: the forward noted no counts, and the state follows them.
+        """
+        if not self.training:
+            return
+        update = gates.get_gate(self.workload.gate.name).update
+        if update is not None:
+            if self.counts_E is None:
+                raise RuntimeError(f"gate {self.workload.gate.name}: the layer's forward did not note its counts")
+            with region("gate"), torch.no_grad():
+                counts_E, self.counts_E = all_reduce(self.counts_E, self.group), None
+                state = dict(self.gate.named_buffers())
+                for name, new in update(state, counts_E, self.workload.gate).items():
+                    (torch.empty_like(new) if stands_still else state[name]).copy_(new)
+        self.step += not stands_still
 
     def load_weights(self, weights: LayerWeights) -> None:
         """Copy `weights` into this layer's parameters."""

@@ -104,6 +104,7 @@ class ReferenceLayer(ExpertParallelLayer):
         """One rank's tokens through the layer: (y [T, D], auxiliary loss)."""
         with region("gate"):
             routing = self.route(x_TD)
+            self.note_counts(routing.counts_E)
         slots, site = self.workload.experts * routing.capacity, self.conventions.weight_site
         with region("dispatch"):
             rows_TK = (routing.experts_TK * routing.capacity + routing.slots_TK).where(routing.keep_TK, slots)

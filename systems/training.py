@@ -19,14 +19,20 @@ class TrainingStep:
     with weight 1 / R. So the gradients of parameters that every rank holds are summed over the ranks, and those of
     experts (attribute `is_expert`), which have seen the tokens of all ranks, are right as they are.
 
+    A step ends with what the layer itself does after one (`MoELayer.advance`): the state of its rule, the step number.
+
     Args:
         learning_rate: of plain SGD.
+        stands_still: the layer works as after any step, but keeps the state and the step number that it has.
     """
 
-    def __init__(self, layer: MoELayer, group: Group, learning_rate: float = 1e-3) -> None:
+    def __init__(
+        self, layer: MoELayer, group: Group, learning_rate: float = 1e-3, stands_still: bool = False
+    ) -> None:
         self.layer = layer
         self.group = group
         self.learning_rate = learning_rate
+        self.stands_still = stands_still
         self.params = [param for param in layer.parameters() if param.requires_grad]
         self.sync = GradientSync([param for param in self.params if not getattr(param, "is_expert", False)], group)
 
@@ -47,6 +53,7 @@ class TrainingStep:
         try:
             y_TD, aux = self._forward_backward(x_TD, upstream_TD)
             self.sync.finish()
+            self.layer.advance(self.stands_still)
             check_finished(before)
         except BaseException:
             forget_described(before)

@@ -54,8 +54,8 @@ def build_step(case: Case, device: torch.device, group: Group | None = None) -> 
 def layer_step(case: Case, device: torch.device, group: Group | None = None) -> Step:
     """One training step of `case` on real tensors.
 
-    The learning rate is zero: the optimiser does all of its work, and every step sees the same weights and routes the
-    same tokens.
+    The learning rate is zero and the layer stands still: everything does all of its work, and every step sees the same
+    weights and routes the same tokens.
 
     Args:
         group: the real ranks that run it together; default one rank alone.
@@ -80,7 +80,7 @@ def layer_step(case: Case, device: torch.device, group: Group | None = None) -> 
     x_TD = x_TD.to(device, dtype).requires_grad_(workload.input_gradient)
     # Of the mean of the ranks' losses, as TrainingStep expects it.
     upstream_TD = _normal((workload.routing.seed + 1, group.rank), x_TD.shape, device, dtype, 1 / group.size)
-    step = TrainingStep(layer, group, learning_rate=0.0)
+    step = TrainingStep(layer, group, learning_rate=0.0, stands_still=True)
     return Step(lambda: step(x_TD, upstream_TD), (x_TD, upstream_TD, *layer.parameters(), *layer.buffers()))
 
 

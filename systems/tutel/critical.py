@@ -40,6 +40,7 @@ class Critical:
         experts_TK: -1 where a rule makes no such choice.
         positions_TK: a route is dropped from `capacity` on.
         weights_TK: of the routes, dropped ones too.
+        counts_E: routes to each expert before the drops; None for the gates that the package has.
     """
 
     experts_TK: Tensor
@@ -47,6 +48,7 @@ class Critical:
     weights_TK: Tensor
     capacity: int
     aux: Tensor
+    counts_E: Tensor | None = None
 
 
 def extract_critical(
@@ -64,7 +66,7 @@ def extract_critical(
         tokens, choices = choice.experts_TK.shape
         capacity = _capacity(tokens, choices, counts_E, workload, conventions, group)
     aux = sum(choice.aux_terms.values(), start=choice.probs_TE.new_zeros(()))
-    return Critical(choice.experts_TK, positions_TK, choice.weights_TK, capacity, aux)
+    return Critical(choice.experts_TK, positions_TK, choice.weights_TK, capacity, aux, counts_E)
 
 
 def _native(logits_TE: Tensor, workload: LayerWorkload, conventions: Conventions, group: Group) -> Critical:

@@ -107,6 +107,8 @@ class TutelLayer(ExpertParallelLayer):
             critical = extract_critical(
                 self.gate(x_TD), self.workload, self.conventions, self.group, self.gate_context
             )
+            if critical.counts_E is not None:
+                self.note_counts(critical.counts_E)
             slots = self.slots(critical.capacity)
             routes = slots.place(critical.experts_TK, critical.positions_TK, critical.capacity)
         is_prescore = self.conventions.weight_site == "before-first-product"

@@ -114,6 +114,11 @@ class _ForgetsTheThreshold(ReferenceLayer):
         return super().route(x_TD)
 
 
+class _NeverAdvances(ReferenceLayer):
+    def advance(self, stands_still=False):
+        pass
+
+
 @pytest.mark.parametrize(
     ("layer", "spec", "word"),
     [
@@ -124,10 +129,12 @@ class _ForgetsTheThreshold(ReferenceLayer):
         (_OneTemperature, SOFT, "output"),
         (_ForgetsTheThreshold, SOFT, "output"),
         (_OneTemperature, DENSE, "output"),
+        (_NeverAdvances, gate("sigmoid", 2), "bias_E of rank 0 in step 1"),
+        (_NeverAdvances, DENSE, "output of rank 0 in step 2"),
     ],
 )
 def test_a_wrong_gate_is_stopped(layer, spec, word):
-    """Another rule, another schedule, a loss left out."""
+    """Another rule, another schedule, a loss left out, a state that never moves."""
     one = instance(spec, "fp64", FP64, 1)
     assert word in (verdict(_Broken(layer), one) or "")
     assert verdict(REFERENCE, one) is None

@@ -5,12 +5,13 @@ from torch import nn
 
 from moebench.kernels.collectives.start_wait import start_all_to_all
 from moebench.kernels.region import region
+from moebench.systems.interface import MoELayer
 from moebench.systems.training import TrainingStep
 
 D = 4
 
 
-class TwoExpertLayer(nn.Module):
+class TwoExpertLayer(MoELayer):
     """A dense gate, which every rank holds, and one expert a rank; tokens go round-robin, half an exchange each way.
 
     Small enough to be checked by hand: y = expert_(t mod R)(x) * sigmoid(x . gate), aux = mean of (x . gate)^2.
