@@ -3,7 +3,7 @@
 # make lint    ruff, and mypy on the tree as it is imported
 # make clock-check  calibrate this CPU, then compare predicted and measured step times (4 minutes; keep the machine idle)
 # make gpu-check  on a GPU: kernels against float64, then their speed, into results/measured/<gpu>/ (6 minutes at most;
-#              needs torch and Triton and no installation; without .venv it takes PYTHON)
+#              needs torch and Triton and no installation; it takes PYTHON where named, else .venv's)
 # make bench   the speed of the trace, the replay and the command line (pytest-benchmark; keep the machine idle)
 # make clean   remove what the above built (the virtual environment too; runs/ stays)
 #
@@ -48,8 +48,11 @@ sources:
 clock-check: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.clock_check --calibrate
 
+# A PYTHON that was asked for, else the virtual environment's where there is one.
+GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
+
 gpu-check: sources
-	PYTHONPATH=build/src:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -P -m benchmarks.gpu_check $(if $(OUT),--out $(OUT))
+	PYTHONPATH=build/src:. $(GPU_PYTHON) -P -m benchmarks.gpu_check $(if $(OUT),--out $(OUT))
 
 bench: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q benchmarks/bench_*.py --benchmark-enable --benchmark-columns=min,median,max,rounds

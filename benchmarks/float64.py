@@ -53,12 +53,24 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
-    """The same values in every second element of memory, NaN or a large integer between."""
+    """The same values in every second element of memory, NaN or a large integer between.
+
+    A tensor that is not contiguous keeps the order of its strides, and has the gaps between its outermost slices: a
+    kernel for transposed matrices takes them as they are.
+    """
     if tensor.dim() == 0:
         return tensor
+    if tensor.is_contiguous():
+        return _spread(tensor, tensor.dim() - 1)
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return _spread(tensor.permute(order), 0).permute([order.index(dim) for dim in range(tensor.dim())])
+
+
+def _spread(tensor: Tensor, dim: int) -> Tensor:
     filler = float("nan") if tensor.dtype.is_floating_point else torch.iinfo(tensor.dtype).max // 2
-    shape = (*tensor.shape[:-1], 2 * tensor.shape[-1])
-    return torch.full(shape, filler, dtype=tensor.dtype, device=tensor.device)[..., ::2].copy_(tensor)
+    shape = [size * (2 if place == dim else 1) for place, size in enumerate(tensor.shape)]
+    places = [slice(None, None, 2 if place == dim else 1) for place in range(tensor.dim())]
+    return torch.full(shape, filler, dtype=tensor.dtype, device=tensor.device)[tuple(places)].copy_(tensor)
 
 
 def _first(is_wrong: Tensor, got: Tensor, expected: Tensor) -> str | None:

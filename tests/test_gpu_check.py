@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,7 +83,88 @@ def test_no_section_starts_after_the_budget(tmp_path):
     run_sections(todo, found, lambda line: None, clock)
     assert ran == ["one", "two"]
     assert found.left_out == ["three", "four"]
-    assert "left out for want of time: three, four" in summary(found)
+    assert "left out for want of time or memory: three, four" in summary(found)
+
+
+def test_a_lost_device_costs_its_section(tmp_path, monkeypatch):
+    """The rest is left to a new process, called as this one was, which takes up files and time."""
+    ran, is_lost = [], [False]
+
+    def work(name, problem=None, loses=False):
+        def run(found):
+            ran.append(name)
+            is_lost[0] |= loses
+            if problem:
+                raise RuntimeError(problem)
+
+        return Section(name, run)
+
+    found = Found(tmp_path, facts=[Fact("gpu", "NVIDIA H200")])
+    todo = [work("one", "wrong"), work("two", "illegal access", loses=True), work("three")]
+    assert run_sections(todo, found, lambda line: None, _Time(), lambda: is_lost[0]) == 2
+    assert ran == ["one", "two"]
+    again = Found.read(tmp_path)
+    assert (again.checks, again.facts, again.rows) == (found.checks, found.facts, [])
+    assert [check.detail for check in again.failures] == ["RuntimeError: wrong", "RuntimeError: illegal access"]
+
+    called = []
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-P", "-m", "benchmarks.gpu_check"])
+    monkeypatch.setattr(os, "execv", lambda *args: called.append(args))
+    gpu_check._go_on(2, 31.26)
+    command = [sys.executable, "-P", "-m", "benchmarks.gpu_check", "--over", "2", "--spent", "31.3"]
+    assert called == [(sys.executable, command)]
+
+
+def test_the_command_goes_on_where_a_process_ended(tmp_path, monkeypatch, capsys):
+    """A first process removes what another run left; a second one skips what is over."""
+    ran = []
+    todo = [Section(name, lambda found, name=name: ran.append(name)) for name in ("one", "two", "three")]
+    monkeypatch.setattr(gpu_check, "sections", lambda *args: todo)
+    monkeypatch.setattr(gpu_check, "problem", lambda: None)
+    monkeypatch.setattr(gpu_check, "environment", lambda device: [Fact("gpu", "NVIDIA H200")])
+    monkeypatch.setattr(gpu_check, "clocks", lambda when: [])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    Found(tmp_path, checks=[Check("of old", "", "", "wrong")]).write()
+    assert gpu_check.main(["--out", str(tmp_path)]) == 0
+    assert ran == ["one", "two", "three"]
+    assert Found.read(tmp_path).checks == []
+
+    Found(tmp_path, checks=[Check("one", "", "", "error")]).write()
+    assert gpu_check.main(["--out", str(tmp_path), "--over", "1", "--spent", "12"]) == 1
+    assert ran[3:] == ["two", "three"]
+    assert gpu_check.main(["--out", str(tmp_path), "--over", "1", "--spent", str(LAST_START_S + 1)]) == 1
+    assert ran[5:] == []
+    assert "left out for want of time or memory: two, three" in capsys.readouterr().out
+
+
+def test_a_machine_where_triton_fails_is_told_so(monkeypatch):
+    """Before a hundred checks fail for the same reason."""
+    from triton.runtime import driver
+
+    def fail():
+        raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=fail))
+    assert gpu_check.problem() == "gpu-check needs Triton, which fails on this machine: Failed to find C compiler."
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: "cuda"))
+    assert gpu_check.problem() is None
+
+
+def test_far_rows_are_left_out_where_they_do_not_fit(tmp_path, monkeypatch):
+    """A small GPU is not wrong."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 << 30))
+    found = Found(tmp_path)
+    gpu_check._far_rows(found, torch.device("cuda"))
+    assert found.left_out == ["far rows (they take 20 GiB)"]
+    assert found.checks == []
+
+
+def test_make_takes_the_python_that_was_named():
+    """Else the virtual environment's, where there is one."""
+    for named in (["PYTHON=python3.99"], []):
+        done = subprocess.run(["make", "-n", "gpu-check", *named], cwd=ROOT, capture_output=True, text=True)
+        assert (" python3.99 -P" in done.stdout) == bool(named)
 
 
 def test_floors_are_the_slower_of_memory_and_products():

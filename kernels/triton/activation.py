@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moebench.kernels.activation import wide_dtype
+from moebench.kernels.activation import _torch_activation, _torch_activation_backward, wide_dtype
 from moebench.kernels.triton.variant import Variant
 
 BLOCK = 1024  # elements: one 16-byte access a thread and operand in bf16
 NUM_WARPS = 4
+_LONGEST_ROW = 65_535 * BLOCK  # a grid has as many programs in its second dimension
 _WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
@@ -99,8 +100,10 @@ def _activation_backward_kernel(
 
 
 def activation(h_NF: Tensor, h3_NF: Tensor | None, weights_N: Tensor | None, activation: str) -> Tensor:
-    """As the operator `moebench::activation`."""
+    """As the operator `moebench::activation`; rows above `_LONGEST_ROW` run torch code, here and back."""
     num_rows, d_ffn = h_NF.shape
+    if d_ffn > _LONGEST_ROW:
+        return _torch_activation(h_NF, h3_NF, weights_N, activation)
     out_NF = h_NF.new_empty(num_rows, d_ffn)
     if not out_NF.numel():
         return out_NF
@@ -120,6 +123,8 @@ def activation_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the operator `moebench::activation_backward`."""
     num_rows, d_ffn = h_NF.shape
+    if d_ffn > _LONGEST_ROW:
+        return _torch_activation_backward(grad_NF, h_NF, h3_NF, weights_N, activation)
     grad_h_NF = h_NF.new_empty(num_rows, d_ffn)
     grad_h3_NF = h_NF.new_empty(0 if h3_NF is None else (num_rows, d_ffn))
     grad_weights_N = h_NF.new_empty(0) if weights_N is None else weights_N.new_empty(num_rows)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moebench.kernels.assign_slots import BLOCK_ROUTES, _torch_assign_slots, blocks_of_routes
-from moebench.kernels.triton.variant import Variant
+from moebench.kernels.triton.variant import MOST_ROWS, Variant
 
 MOST_EXPERTS = 1024
 # `tl.histogram` counts twice what two threads hold, and with more threads than elements they do (Triton 3.6 and 3.7):
@@ -78,9 +78,9 @@ def _rank_kernel(
 def assign_slots(
     experts_TK: Tensor, num_experts: int, choice_major: bool, capacity: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `moebench.kernels.assign_slots.assign_slots`; above 1,024 experts or 2^31 routes the torch code runs."""
+    """As `moebench.kernels.assign_slots.assign_slots`; above 1,024 experts or `MOST_ROWS` routes torch code runs."""
     (tokens, top_k), routes = experts_TK.shape, experts_TK.numel()
-    if num_experts > MOST_EXPERTS or routes >= 2**31:
+    if num_experts > MOST_EXPERTS or routes > MOST_ROWS:
         return _torch_assign_slots(experts_TK, num_experts, choice_major, capacity)
     positions_TK = experts_TK.new_empty(tokens, top_k)
     if not routes:

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moebench.kernels.triton.variant import Variant, warps
+from moebench.kernels.cumsum_positions import _torch_column_scan
+from moebench.kernels.triton.variant import MOST_ROWS, Variant, warps
 
 _BLOCK_ROWS = 1024  # of a step of Tutel's blocks, one thread each
 _BLOCK_WARPS = _BLOCK_ROWS // 32
@@ -49,8 +50,13 @@ def _block_scan_kernel(mask, places, num_rows, num_columns, ROWS: tl.constexpr):
 
 
 def tutel_column_scan(mask_NE: Tensor) -> Tensor:
-    """As the operator `moebench::tutel_column_scan`, for int32: neighbouring threads read a row of experts apart."""
+    """As the operator `moebench::tutel_column_scan`, for int32: neighbouring threads read a row of experts apart.
+
+    Above `MOST_ROWS` rows the torch code runs.
+    """
     rows, columns = mask_NE.shape
+    if rows > MOST_ROWS:
+        return _torch_column_scan(mask_NE)
     places_NE = mask_NE.new_empty(rows, columns)
     if places_NE.numel():
         _block_scan_kernel[(columns,)](

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moebench.kernels.grouped_gemm import _torch_grouped_gemm, _torch_grouped_gemm_dw
-from moebench.kernels.triton.variant import Variant, stages
+from moebench.kernels.triton.variant import MOST_ROWS, Variant, stages
 
 GROUP = 8
 _LONGEST_ROW = 1 << 22  # elements: 256 rows of a tile stay below 2^31
@@ -216,8 +216,9 @@ def grouped_gemm_dw(x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor) -> Tensor:
 
 
 def _needs_torch(x_ND: Tensor, d_out: int) -> bool:
-    """fp64, and rows so long that offsets within a tile pass 31 bits."""
-    return x_ND.dtype == torch.float64 or max(x_ND.shape[1], d_out) > _LONGEST_ROW
+    """fp64, rows so long that offsets within a tile pass 31 bits, and as many."""
+    is_far = max(x_ND.shape[1], d_out) > _LONGEST_ROW or x_ND.shape[0] > MOST_ROWS
+    return is_far or x_ND.dtype == torch.float64
 
 
 def _is_readable(matrix: Tensor) -> bool:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Rows that a loop or a block counts in 32 bits: a block may reach beyond the last, and a step beyond that.
+MOST_ROWS = 2**31 - 2**13
+
 
 @dataclass(frozen=True)
 class Variant:

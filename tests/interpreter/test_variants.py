@@ -4,6 +4,7 @@ import inspect
 from importlib import import_module
 
 import pytest
+import torch
 from triton.runtime import interpreter
 
 from benchmarks.aot_table import variants_by_operator
@@ -57,6 +58,30 @@ def test_what_is_timed_has_been_compiled(timed, launches):
 def _launcher(operator):
     module, function = triton_operators()[operator].split(":")
     return getattr(import_module(f"moebench.kernels.triton.{module}"), function)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "value"),
+    [
+        ("assign_slots choice-major", "MOST_ROWS", 60),
+        ("tutel_column_scan", "MOST_ROWS", 30),
+        ("grouped_gemm", "MOST_ROWS", 30),
+        ("grouped_gemm_dw", "MOST_ROWS", 30),
+        ("grouped_gemm", "_LONGEST_ROW", 30),
+        ("activation swiglu weighted", "_LONGEST_ROW", 20),
+        ("activation_backward gelu", "_LONGEST_ROW", 20),
+    ],
+)
+def test_what_32_bits_or_a_grid_cannot_count_runs_torch(name, limit, value, launches, monkeypatch):
+    """More rows, or longer ones, than offsets, loops and grids are made for: nothing is launched, all is computed."""
+    case = case_of(name)
+    launcher = _launcher(case.operator)
+    args = case.build(Inputs(Shape(40, 6, 2, 32, 24), case.dtypes[0]))
+    monkeypatch.setattr(f"{launcher.__module__}.{limit}", value)
+    got = launcher(*args)
+    assert launches == []
+    for ours, expected in zip(got if isinstance(got, tuple) else (got,), case.call(*args), strict=True):
+        assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
