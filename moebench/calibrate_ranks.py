@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebench.calibrate import PRODUCTS
-from moebench.cluster.emulation import emulated
+from moebench.cluster.emulation import MOST, emulated
 from moebench.cluster.exchanges import ALL_REDUCE, FLAT, IN_NODE, IN_NODE_ALL_REDUCE, NOTHING
 from moebench.cluster.lab import lab_problem
 from moebench.cluster.launchers import Launcher, Loopback, in_lab
 from moebench.cluster.link_fit import TINY_BYTES, Place, Timed, fit_links, timed
 from moebench.cluster.probes import EXCHANGES, WORK, Exchange, ExchangeRequest, Seen, WorkRequest
+from moebench.cluster.room import room_problem
 from moebench.local.child import usable_cores
 from moebench.local.fit import Fit, Range, fit
 from moebench.local.machine import cpu_title, machine_title
@@ -69,13 +70,16 @@ def place_of(
     if (topology is None) == (ranks is None):
         raise InputError("say either --emulate NODESxRANKS or --ranks N")
     if topology is None:
+        problem = f"at most {MOST}" if (ranks or 1) > MOST else room_problem(ranks or 1)
+        if problem:
+            raise InputError(f"--ranks {ranks}: {problem}")
         return Place(1, ranks or 1, cores, None)
-    problem = lab_problem()
-    if problem:
-        raise InputError(problem)
     nodes, _, per_node = topology.partition("-")[0].partition("x")
     if int(nodes) * int(per_node) < 2:
         raise InputError("--emulate 1x1 is one rank: measure it with `moebench calibrate` alone")
+    problem = room_problem(int(nodes) * int(per_node)) or lab_problem()
+    if problem:
+        raise InputError(problem)
     rate = parse(overrides.get("nic.bandwidth", "1 Gb/s"), RATE).si
     buffer = parse(overrides.get("switch.buffer", "512 KiB"), BYTES).si
     return Place(int(nodes), int(per_node), cores, rate, int(buffer))
@@ -196,7 +200,7 @@ def topology_toml(calibration: RankCalibration, hardware: str = RANKS_HARDWARE) 
     )
     is_one_node = place.nodes == 1 and place.nic_bytes_per_s is not None  # whose NIC carried nothing
     lines[3:3] = [
-        f'hardware = "{hardware}"', "gpus_per_node = 16", f"max_nodes = {1 if is_one_node else 16}",
+        f'hardware = "{hardware}"', f"gpus_per_node = {MOST}", f"max_nodes = {1 if is_one_node else MOST}",
         "nics_per_node = 1", 'link_kind = "shared-memory"', f'sizes = ["{size}"]',
     ]  # fmt: skip
     links = dict(calibration.links)

@@ -10,6 +10,7 @@ import importlib
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+from moebench import pulse
 from moebench.rank_wire import receive, send
 
 _STACK_SIGNAL = signal.SIGUSR1
@@ -44,8 +46,9 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
     ranks: dict[int, int] = {}  # process id -> rank
-    folder = Path()
-    send(control, "ready")
+    folder: Path | None = None
+    with suppress(ConnectionError):  # the loop will notice
+        send(control, "ready")
     sources: list[Any] = [control, death]
     while True:
         readable, _, _ = select.select(sources, [], [])
@@ -56,7 +59,10 @@ def serve(descriptor: int) -> None:
             try:
                 message = receive(control)
             except ConnectionError:
-                return _kill(ranks)
+                _kill(ranks)
+                if folder is not None:  # whoever asked may have been killed, and can't remove it
+                    shutil.rmtree(folder, ignore_errors=True)
+                return
             if message[0] == "run":
                 folder = Path(message[1]["folder"])
                 for rank in range(message[1]["world"]):
@@ -164,6 +170,10 @@ def _settle(request: dict[str, Any], folder: Path, rank: int) -> None:
         LOCAL_WORLD_SIZE=str(request["ranks_per_node"]),
         WORLD_SIZE=str(request["world"]),
     )
+    if request["is_heard"] and rank == 0:
+        os.environ[pulse.VARIABLE] = str(folder / "0.pulse")
+    else:
+        os.environ.pop(pulse.VARIABLE, None)
     log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -19,9 +19,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moebench.pulse import TICK_S, Listener
 from moebench.rank_report import Outcome, explain
 from moebench.rank_seat import Seat
 from moebench.rank_wire import receive, send
@@ -35,6 +37,10 @@ class RanksError(RuntimeError):
     """A rank raised, died or did not answer; the text says which, and shows its own traceback."""
 
 
+class PlaceLost(RanksError):
+    """What the ranks stood on is gone, which none of them is to blame for."""
+
+
 def run_ranks(
     target: str,
     world: int,
@@ -43,6 +49,8 @@ def run_ranks(
     seats: Sequence[Seat] = (),
     diagnose: Callable[[], Sequence[str]] | None = None,
     ranks_per_node: int | None = None,
+    silence_s: float | None = None,
+    lost: Callable[[], str | None] | None = None,
 ) -> list[Any]:
     """Call `function(group, *args)` on `world` ranks and return their results, in rank order.
 
@@ -57,9 +65,13 @@ def run_ranks(
         diagnose: called when a rank has failed or the time is up, before the rest is killed; its lines come first in
             the error.
         ranks_per_node: where the ranks only pretend to sit on several nodes, numbered node by node; default all on one.
+        silence_s: how long rank 0 may take to its first sign of life (`moebench.pulse.beat`), which says how long it
+            may take to the next; None: the ranks give none.
+        lost: asked now and then whether what the ranks stand on is still there; an answer says what is not.
 
     Raises:
         RanksError: a rank raised, died, or was not done in time.
+        PlaceLost: `lost` had an answer.
     """
     if world < 1:
         raise ValueError(f"world = {world}: at least one rank is needed")
@@ -69,25 +81,49 @@ def run_ranks(
         raise ValueError(f"{len(seats)} seats for {world} ranks")
     if not hasattr(os, "fork"):
         raise RanksError("ranks are forked, which this operating system can't do")
-    folder = Path(tempfile.mkdtemp(prefix="moebench-ranks-"))
-    try:
-        with _lock:
-            return _run(folder, target, world, args, timeout_s, seats, diagnose, ranks_per_node or world)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _lock:
+        server = _running_server()
+        folder = Path(tempfile.mkdtemp(prefix="moebench-ranks-"))  # which the server removes should this process die
+        try:
+            watch = _Watch(None if silence_s is None else Listener(folder / "0.pulse", silence_s), diagnose, lost)
+            return _run(server, folder, target, world, args, timeout_s, seats, ranks_per_node or world, watch)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """What is watched and asked while ranks run; see `run_ranks`."""
+
+    listener: Listener | None
+    diagnose: Callable[[], Sequence[str]] | None
+    lost: Callable[[], str | None] | None
+
+    def raise_if_lost(self) -> None:
+        """Raises PlaceLost: what the ranks stand on is gone."""
+        if self.lost is not None and (what := self.lost()):
+            raise PlaceLost(what)
+
+    def is_too_silent(self, outcome: Outcome) -> bool:
+        """Whether rank 0 has been silent for too long, which is then noted in `outcome`."""
+        if self.listener is None or not self.listener.is_too_long():
+            return False
+        outcome.hear_nothing(self.listener)
+        return True
 
 
 def _run(
+    server: "_Server",
     folder: Path,
     target: str,
     world: int,
     args: Sequence[Any],
     timeout_s: float,
     seats: Sequence[Seat],
-    diagnose: Callable[[], Sequence[str]] | None,
     ranks_per_node: int,
+    watch: _Watch,
 ) -> list[Any]:
-    server = _running_server()
+    watch.raise_if_lost()
     request = {
         "target": target,
         "world": world,
@@ -99,9 +135,10 @@ def _run(
         "path": [entry or os.getcwd() for entry in sys.path],
         "directory": os.getcwd(),
         "environment": dict(os.environ),
+        "is_heard": watch.listener is not None,
     }
     try:
-        outcome = server.run(request, world, time.monotonic() + timeout_s, diagnose)
+        outcome = server.run(request, world, time.monotonic() + timeout_s, watch)
     except BaseException:  # also Ctrl-C: no rank may outlive the call
         server.close()
         raise
@@ -143,15 +180,20 @@ class _Server:
         request: dict[str, Any],
         world: int,
         deadline: float,
-        diagnose: Callable[[], Sequence[str]] | None = None,
+        watch: _Watch,
     ) -> Outcome:
-        """Fork the ranks and wait for them; kill those left at the deadline, or soon after one has failed."""
+        """Fork the ranks and wait; kill those left at the deadline or in silence, or soon after one has failed.
+
+        Raises:
+            PlaceLost: what they stand on is gone; the server, and with it the ranks, must be ended.
+        """
         outcome = Outcome()
         try:
             send(self.control, ("run", request))
-            in_time = self._collect(outcome, world, deadline)
-            if diagnose is not None and (outcome.is_failure or not in_time):
-                outcome.diagnosis = list(diagnose())
+            in_time = self._collect(outcome, world, deadline, watch)
+            if outcome.is_failure or not in_time:
+                watch.raise_if_lost()  # which would explain it
+                outcome.diagnosis = list(watch.diagnose()) if watch.diagnose else []
             if len(outcome.exits) < world:
                 outcome.timed_out = not in_time
                 outcome.killed = set(range(world)) - set(outcome.exits)
@@ -163,11 +205,22 @@ class _Server:
             self.close()  # its ranks die with it
         return outcome
 
-    def _collect(self, outcome: Outcome, world: int, deadline: float) -> bool:
-        """Note exits until every rank has ended or, once one has failed, a grace has passed; False at the deadline."""
+    def _collect(self, outcome: Outcome, world: int, deadline: float, watch: _Watch | None = None) -> bool:
+        """Note exits until every rank has ended or, once one has failed, a grace has passed; False at the deadline.
+
+        Raises:
+            PlaceLost: see `run`.
+        """
         has_failed = outcome.is_failure
         while len(outcome.exits) < world:
-            message = receive(self.control, deadline)
+            message = receive(self.control, min(deadline, time.monotonic() + TICK_S))
+            if message is None and time.monotonic() < deadline:
+                if watch is None or has_failed:
+                    continue
+                watch.raise_if_lost()
+                if watch.is_too_silent(outcome):
+                    return False
+                continue
             if message is None:
                 return has_failed
             rank, status, noticed = message

@@ -20,7 +20,7 @@ from moebench.environment import environment, usable_cores
 from moebench.plan import Filters, Machines, chosen_experiments, place_names, plan, quickened
 from moebench.results.rows import Row, row_of, with_finite_numbers
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
-from moebench.stopping import exit_status
+from moebench.stopping import CannotGoOn, exit_status
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -149,15 +149,19 @@ def resume(path: Path) -> Job:
     return Job(folder, cases, topologies, is_resumed=True)
 
 
-def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None = None) -> Outcome:
+def execute(
+    job: Job, watch: Watch, jobs: int | None = None, check: Check | None = None, timeout_s: float | None = None
+) -> Outcome:
     """Run every case that has no rows yet.
 
     Args:
         jobs: processes an engine may use; default the usable cores.
         check: the correctness gate, `check(cases) -> a Status each`; default moebench.correctness.check_cases.
+        timeout_s: how long a step of real ranks may take; default as the engine thinks.
 
     Raises:
         StorageError: rows can't be written; those of earlier cases are safe.
+        CannotGoOn: an engine lost what it runs on; likewise.
         InputError: another process writes there, or the rows there are damaged; nothing was changed.
     """
     outcome = Outcome(cases=len(job.cases))
@@ -178,15 +182,15 @@ def execute(job: Job, watch: Watch, jobs: int | None = None, check: Check | None
             for name in dict.fromkeys(case.engine for case in left):
                 own = [case for case in left if case.engine == name]
                 watch.phase(f"engine {name}", len(own))
-                for rows in _run_engine(name, own, job, jobs or usable_cores()):
+                for rows in _run_engine(name, own, job, jobs or usable_cores(), timeout_s):
                     keep(rows)
                     watch.step(rows[0].case)
     except KeyboardInterrupt as stop:
         outcome.interrupted, outcome.exit_status = True, exit_status(stop)
         return outcome
-    except StorageError as error:
-        raise StorageError(
-            f"{error}; {outcome.done} of {outcome.cases} cases are safe there, "
+    except (StorageError, CannotGoOn) as error:
+        raise type(error)(
+            f"{error}; {outcome.done} of {outcome.cases} cases are safe in {job.folder.path}, "
             f"and `moebench run --resume {job.folder.path}` continues"
         ) from error
     job.folder.finish()
@@ -222,10 +226,13 @@ def _check() -> Check:
     return check_cases
 
 
-def _run_engine(name: str, cases: Sequence[Case], job: Job, jobs: int) -> Iterator[list[Row]]:
+def _run_engine(
+    name: str, cases: Sequence[Case], job: Job, jobs: int, timeout_s: float | None
+) -> Iterator[list[Row]]:
     """The rows of one case at a time; a full disk met by the engine itself (traces) is the same clear error."""
     run_cases: Engine = import_module(ENGINES[name]).run_cases
-    extra = {"traces": job.folder.traces} if "traces" in inspect.signature(run_cases).parameters else {}
+    known = inspect.signature(run_cases).parameters
+    extra = {name: value for name, value in (("traces", job.folder.traces), ("timeout_s", timeout_s)) if name in known}
     missing = {case.hash: case.name for case in cases}
     with closing(run_cases(cases, job.topologies, job.suite, jobs, **extra)) as results:
         while True:

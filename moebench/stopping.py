@@ -6,7 +6,13 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
+from moebench.workloads.errors import InputError
+
 INTERRUPTED = 128 + signal.SIGINT
+
+
+class CannotGoOn(InputError):
+    """A run can't go on, for a reason outside of it; what was done is kept, and --resume continues."""
 
 
 class Terminated(KeyboardInterrupt):

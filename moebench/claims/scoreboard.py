@@ -238,10 +238,15 @@ def _fitted_to(claim: Claim, found: Obtained, topologies: Mapping[str, Topology]
 
 
 def what_if(folder: RunFolder) -> str:
-    """What --set changed and where: `what if nic.bandwidth=25GB/s on every node type (...)`; empty without it."""
+    """What --set changed and where: `what if nic.bandwidth=25GB/s on every node type (...)`; empty without it.
+
+    What an emulated network was really given is no what-if.
+    """
     overrides = folder.filters.overrides
     if not overrides:
         return ""
+    if folder.record["engine"] == "cluster":
+        return f"emulated network: {', '.join(f'{k}={text}' for k, text in overrides.items())}"
     node_types = list(dict.fromkeys(topology.node_type for topology in folder.topologies.values()))
     everywhere = f" on every node type ({', '.join(node_types)})" if len(node_types) > 1 else ""
     return f"what if {', '.join(f'{k}={text}' for k, text in overrides.items())}{everywhere}"

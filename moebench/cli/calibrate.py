@@ -35,7 +35,7 @@ SHOWN = (
     help="File to write; default: the one that `this-machine` names, or `emulated`, or `unshaped`.",
 )
 @click.option("--emulate", metavar="NODESxRANKS", help="Measure ranks of an emulated cluster, and its network: 2x2.")
-@click.option("--nic-rate", metavar="RATE", help="Rate of its NICs, as of `moebench run`; 1gbit unless said.")
+@click.option("--nic-rate", metavar="RATE", help="Rate of its NICs, such as 200mbit; 1gbit unless said.")
 @click.option("--switch-buffer", metavar="SIZE", help="Buffer of a port of its switch; 512kb unless said.")
 @click.option("--ranks", type=click.IntRange(2), metavar="N", help="Measure N ranks over loopback.")
 def command(

@@ -1,5 +1,6 @@
 """`moebench run`: a suite from cases to verdicts and the report."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from moebench.workloads.errors import InputError
 if TYPE_CHECKING:
     from moebench.case import Case
     from moebench.cluster.detect import Launched
-    from moebench.run import Outcome, Plan
+    from moebench.run import Job, Outcome, Plan
     from moebench.workloads.machine import Topology
 
 # Options that choose what runs; a resumed run has them already.
@@ -53,9 +54,17 @@ _CHOICES = {
     help="auto measures what stands on this machine, or the ranks of torchrun and srun, and simulates every other.",
 )
 @click.option("--emulate", metavar="NODESxRANKS", help="A cluster of network namespaces on this machine: 2x4.")
-@click.option("--nic-rate", metavar="RATE", help="Rate of its NICs, one a node and both ways; 1gbit unless said.")
-@click.option("--switch-buffer", metavar="SIZE", help="Buffer of a port of its switch; 512kb unless said.")
+@click.option("--nic-rate", metavar="RATE", help="Rate of its NICs, one a node; default as calibrated, else 1gbit.")
+@click.option("--switch-buffer", metavar="SIZE", help="Of a port of its switch; default as calibrated, else 512kb.")
 @click.option("--unshaped", is_flag=True, help="Its ranks without a network between them: no rights are needed.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1, max=86400),
+    metavar="SECONDS",
+    help="How long a step of real ranks may take before they are taken for stuck and ended; 120 for the first one of a "
+    "case unless said, then 20 times what steps take, and no less than 20.",
+)
 @click.option("--set", "settings", multiple=True, metavar="PARAMETER=VALUE", help="What if: nic.bandwidth=25GB/s.")
 @click.option(
     "--quick", is_flag=True, help="First choice of every assumption, common conventions, 32 draws: a first look."
@@ -70,6 +79,7 @@ def command(
     nic_rate: str | None,
     switch_buffer: str | None,
     unshaped: bool,
+    timeout_s: float | None,
     settings: tuple[str, ...],
     quick: bool,
     dry_run: bool,
@@ -98,8 +108,8 @@ def command(
         topology, rates = emulated(emulate, nic_rate, switch_buffer, unshaped)
         if resumed is not None:
             if suite or settings or quick or dry_run or out or topology or any(filters.values()) or engine != "auto":
-                raise InputError("--resume continues a run as it was started: give no other option")
-            return _resume(resumed)
+                raise InputError("--resume continues a run as it was started: give no other option but --timeout")
+            return _resume(resumed, timeout_s)
         if suite is None:
             from moebench.workloads.load import suite_names
 
@@ -109,13 +119,15 @@ def command(
 
             engine, filters["topology"] = measured(place, topology, engine, filters["topology"])
         ready = _prepared(suite, engine, _settings(settings, rates), quick, filters)
+        _check_measured(settings, ready)
         if dry_run:
             _show_plan(ready)
             return 0
         from moebench.run import begin
 
         _check_ranks(ready.cases, ready.topologies)
-        return _execute(begin(ready, out))
+        _check_timeout(timeout_s, ready.cases)
+        return _execute(begin(ready, out), timeout_s)
 
 
 @contextmanager
@@ -144,6 +156,14 @@ def _check_ranks(cases: Sequence["Case"], topologies: "Mapping[str, Topology]") 
         check(cases, topologies)
 
 
+def _check_timeout(timeout_s: float | None, cases: Sequence["Case"]) -> None:
+    """Refuse a limit on the steps of ranks where there are none."""
+    if timeout_s is not None and math.isnan(timeout_s):
+        raise InputError("--timeout nan: say how many seconds")
+    if timeout_s is not None and all(case.engine != "cluster" for case in cases):
+        raise InputError("--timeout is about real ranks (--emulate, torchrun, srun), and no case runs on any")
+
+
 def _prepared(suite: str, engine: str, settings: dict[str, str], quick: bool, filters: dict[str, tuple]) -> "Plan":
     from moebench.plan import Filters
     from moebench.run import prepare
@@ -166,22 +186,39 @@ def _settings(settings: Sequence[str], rates: "Mapping[str, str]") -> dict[str, 
     return found
 
 
-def _resume(path: Path) -> int:
+def _check_measured(settings: Sequence[str], ready: "Plan") -> None:
+    """Refuse to set what no measurement would follow: only the network of an emulated cluster does."""
+    from moebench.cluster.emulation import SHAPED
+    from moebench.workloads.places import EMULATED
+
+    measured = {case.topology: case.engine for case in ready.cases if case.engine != "sim"}
+    for topology, engine in measured.items():
+        is_shaped = ready.topologies[topology].node_type == EMULATED
+        for text in settings:
+            if not (is_shaped and text.partition("=")[0].strip() in SHAPED):
+                raise InputError(
+                    f"--set {text} describes another machine, and engine {engine} measures {topology} as it is: "
+                    "predict it with --engine sim"
+                )
+
+
+def _resume(path: Path, timeout_s: float | None) -> int:
     from moebench.run import resume
 
     job = resume(path)
     _check_ranks(job.cases, job.topologies)
-    return _execute(job)
+    _check_timeout(timeout_s, job.cases)
+    return _execute(job, timeout_s)
 
 
-def _execute(job) -> int:
+def _execute(job: "Job", timeout_s: float | None) -> int:
     from moebench.cli.conclusion import conclude
     from moebench.cli.progress import ProgressBar
     from moebench.run import execute
 
     click.echo(f"{len(job.cases)} cases into {job.folder.path}", err=True)
     with ProgressBar() as progress:
-        outcome = execute(job, progress)
+        outcome = execute(job, progress, timeout_s=timeout_s)
     _show_outcome(outcome)
     if outcome.interrupted:
         click.echo(

@@ -1,7 +1,7 @@
 """Which case a failed start of the ranks is to be blamed on, and why in a line: read from the ranks' own report.
 
 A rank that raises in a case says so in its traceback, which is text by the time it gets here; a rank that was killed
-says nothing, and its peers then name the case in which they lost it.
+says nothing, and its peers then name the case in which they lost it; ranks that hang had said before what they are at.
 """
 
 import re
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _NEXT = re.compile(r"\n\n(?=ranks? \d)")  # between what is said of one rank and of the next
 _RAISED = re.compile(r"^(rank \d+) raised:")
+_STUCK = re.compile(r"^ranks? \d[\d, ]* (?:was|were) stuck in (?P<case>\S+): ", re.MULTILINE)
 _NAMED = re.compile(r"CaseFailed: (?P<status>[a-z-]+): (?P<case>\S+): (?P<reason>.*)")
 
 
@@ -36,7 +37,7 @@ class Blame:
 
 def blame(report: str) -> Blame:
     """The blame for a failure that `moebench.rank_report.explain` describes."""
-    named = _NAMED.search(report)
+    named = _NAMED.search(report) or _STUCK.search(report)
     case = named["case"] if named else None
     first = _NEXT.split(report.partition("\n\n")[2].strip())[0] or report
     raised = _RAISED.match(first)

@@ -3,14 +3,17 @@
 import re
 
 from moebench.cluster.detect import Launched
+from moebench.cluster.lab.limits import buffer_problem, rate_problem
 from moebench.workloads.errors import InputError
 from moebench.workloads.places import EMULATED, THIS_MACHINE, UNSHAPED
 from moebench.workloads.units import BYTES, RATE, parse
 
-SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+SHAPED = ("nic.bandwidth", "switch.buffer")  # parameters that an emulated cluster is really given
+MOST = 16  # nodes, and ranks of each, as the topologies of this machine have it
+SIZE = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
 # As the kernel's own traffic control writes them: `1gbit`, `512kb`.
-_BITS = re.compile(r"(\d+\.?\d*)\s*([kmg]?)bit", re.IGNORECASE)
-_BUFFER = re.compile(r"(\d+\.?\d*)\s*([km]?)b", re.IGNORECASE)
+_BITS = re.compile(r"([0-9]+\.?[0-9]*)\s*([kmg]?)bit", re.IGNORECASE)
+_BUFFER = re.compile(r"([0-9]+\.?[0-9]*)\s*([km]?)b", re.IGNORECASE)
 
 
 def emulated(
@@ -27,8 +30,11 @@ def emulated(
         if names:
             raise InputError(f"{names[0]} is about an emulated cluster: say which with --emulate NODESxRANKS")
         return None, {}
-    if not SIZE.fullmatch(size):
+    match = SIZE.fullmatch(size)
+    if not match:
         raise InputError(f"--emulate {size}: write NODESxRANKS, such as 2x4: two nodes of four ranks")
+    if len(size) > len(f"{MOST}x{MOST}") or max(map(int, match.groups())) > MOST:
+        raise InputError(f"--emulate {size}: at most {MOST}x{MOST}, {MOST} nodes of {MOST} ranks")
     if unshaped:
         if len(names) > 1:
             raise InputError(f"--unshaped emulates no network: leave {names[0]} out")
@@ -79,7 +85,9 @@ def _own_topology(place: Launched) -> str:
 def _rate(text: str) -> str:
     match = _BITS.fullmatch(text.strip())
     written = f"{match[1]} {match[2].upper().replace('K', 'k')}b/s" if match else text
-    parse(written, RATE, f"--nic-rate {text}")
+    advice = f"--nic-rate {text}: write a rate such as 1gbit, 200mbit or 25MB/s"
+    if problem := rate_problem(8 * _parsed(written, RATE, advice)):
+        raise InputError(f"--nic-rate {text}: {problem}")
     return written
 
 
@@ -87,5 +95,14 @@ def _buffer(text: str) -> str:
     """Kernel style: kb is 1,024 bytes."""
     match = _BUFFER.fullmatch(text.strip())
     written = f"{match[1]} {({'': '', 'k': 'Ki', 'm': 'Mi'})[match[2].lower()]}B" if match else text
-    parse(written, BYTES, f"--switch-buffer {text}")
+    advice = f"--switch-buffer {text}: write a size such as 512kb or 16mb"
+    if problem := buffer_problem(_parsed(written, BYTES, advice)):
+        raise InputError(f"--switch-buffer {text}: {problem}")
     return written
+
+
+def _parsed(written: str, dimension: str, advice: str) -> float:
+    try:
+        return parse(written, dimension, "").si
+    except InputError:
+        raise InputError(advice) from None

@@ -5,25 +5,28 @@ the ranks' own report, and the others are started again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from moebench.case import Case
 from moebench.cluster.blame import blame
 from moebench.cluster.launchers import Launcher, check_startable, launcher_of
 from moebench.cluster.rows import Measured, rows_of_case, take
 from moebench.cluster.session import Session
-from moebench.cluster.worker import TARGET, Request, plan_samples
+from moebench.cluster.worker import FIRST_STEP_S, TARGET, Request, plan_samples
 from moebench.local.engine import by_point
-from moebench.ranks import RanksError
+from moebench.ranks import PlaceLost, RanksError
 from moebench.results.rows import Row
+from moebench.stopping import CannotGoOn
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
 PROCESSES = 2
 BLOCKS = 7
-TIMEOUT_S = 300.0
+BUDGET_S = 150.0  # of the samples of one start
+LONGEST_S = 86400.0  # of one start; ranks that do nothing are noticed long before
+MOST_LOSSES = 1  # of what ranks stand on, while a point is measured
 _START_S = 2.0  # of the ranks: their start, meeting and warm-up
-_BUDGET_SHARE = 0.5  # of the time after which ranks are taken for stuck
 
 _session: Session | None = None
 
@@ -46,7 +49,7 @@ def check(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> None:
 
 def measuring_s(step_s: float) -> float:
     """About how long one case takes, of which a step takes so long."""
-    [steps], blocks = plan_samples([step_s], BLOCKS, _BUDGET_SHARE * TIMEOUT_S)
+    [steps], blocks = plan_samples([step_s], BLOCKS, BUDGET_S)
     return PROCESSES * (_START_S + 2 * blocks * (steps + 1) * step_s)
 
 
@@ -57,7 +60,7 @@ def run_cases(
     jobs: int = 1,
     processes: int = PROCESSES,
     blocks: int = BLOCKS,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> Iterator[list[Row]]:
     """Measure `cases` on real ranks; yields the rows of one case at a time.
 
@@ -66,10 +69,12 @@ def run_cases(
         topologies: this machine's, or that of the ranks of the joined session.
         suite, jobs: unused; every engine takes the same arguments.
         processes, blocks: starts of the ranks a point, and blocks in each; every case is timed twice a block.
-        timeout_s: of one start; after it, ranks that are not done are ended.
+        timeout_s: how long a step may take before its ranks are taken for stuck and ended; default by what it takes
+            (`moebench.cluster.worker.Request`).
 
     Raises:
         InputError: a topology that can't be started here.
+        CannotGoOn: it could at first.
     """
     check(cases, topologies)
     for name in dict.fromkeys(case.topology for case in cases):
@@ -85,11 +90,22 @@ def run_cases(
                 yield rows_of_case(case, topology, Measured(status="unsupported", reason=problem))
         if not runnable:
             continue
-        with launcher_of(topology, _session) as launcher:
+        with _built(topology), launcher_of(topology, _session) as launcher:
             for point in by_point(runnable):
                 found = _Point(point, topology, launcher, processes, blocks, timeout_s).measured()
                 for case in point:
                     yield rows_of_case(case, topology, found[case.hash])
+
+
+@contextmanager
+def _built(topology: Topology) -> Iterator[None]:
+    """A cluster that this machine refuses to emulate, now or again, is a sentence for its user."""
+    from moebench.cluster.lab import LabError
+
+    try:
+        yield
+    except LabError as error:
+        raise CannotGoOn(f"topology {topology.name} can't be emulated here: {error}") from error
 
 
 def _problem(case: Case, topology: Topology) -> str | None:
@@ -116,11 +132,12 @@ class _Point:
         launcher: Launcher,
         processes: int,
         blocks: int,
-        timeout_s: float,
+        timeout_s: float | None,
     ) -> None:
         self.cases, self.topology, self.launcher = cases, topology, launcher
         self.processes, self.blocks, self.timeout_s = processes, blocks, timeout_s
         self.found = {case.hash: Measured() for case in cases}
+        self.losses = 0
 
     def measured(self) -> dict[str, Measured]:
         """Measure; by case hash."""
@@ -131,10 +148,14 @@ class _Point:
     def _start(self, process: int, cases: Sequence[Case]) -> None:
         """Measure those of `cases` that have not failed, together where that works."""
         while left := [case for case in cases if self.found[case.hash].status == "passed"]:
-            budget_s = _BUDGET_SHARE * self.timeout_s
-            request = Request(tuple(left), process, self.blocks, budget_s, process == 0, self.launcher.counters)
+            counters, is_first = self.launcher.counters, process == 0
+            request = Request(tuple(left), process, self.blocks, BUDGET_S, is_first, counters, self.timeout_s)
             try:
-                reports = self.launcher.run(TARGET, (request,), self.timeout_s)
+                reports = self.launcher.run(TARGET, (request,), LONGEST_S, max(request.allowed_s(), FIRST_STEP_S))
+            except PlaceLost as error:
+                self.losses += 1
+                if self.losses > MOST_LOSSES:
+                    self._fail(left, str(error))
             except RanksError as error:
                 if not self._blamed(str(error), left):
                     for case in left:
@@ -143,6 +164,11 @@ class _Point:
             else:
                 take([self.found[case.hash] for case in left], process, reports, self.topology)
                 return
+
+    def _fail(self, cases: Sequence[Case], report: str) -> None:
+        for case in cases:
+            measured = self.found[case.hash]
+            measured.status, measured.reason, measured.report = "failed", blame(report).reason, report
 
     def _blamed(self, report: str, left: Sequence[Case]) -> bool:
         """Give a case the blame for a failed start; False where several may have it."""

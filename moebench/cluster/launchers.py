@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from moebench.cluster.room import room_problem
 from moebench.ranks import run_ranks
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
@@ -28,11 +29,18 @@ class Launcher(Protocol):
     def counters(self) -> Counters | None:
         """Reads the NICs of all nodes, from within a rank too; None where nobody counts."""
 
-    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+    def run(
+        self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0, silence_s: float | None = None
+    ) -> list[Any]:
         """Call `function(group, *args)` of `module:function` on every rank; results in rank order.
+
+        Args:
+            silence_s: from rank 0's start of the function to its first sign of life (`moebench.pulse`), which says how
+                long it may take to the next; None: it gives none.
 
         Raises:
             RanksError: a rank raised, died, or was not done in time.
+            PlaceLost: what the ranks stood on is gone; a further call builds it anew.
         """
 
 
@@ -44,9 +52,13 @@ class Loopback:
     ranks_per_node: int | None = None
     counters: Counters | None = None
 
-    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+    def run(
+        self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0, silence_s: float | None = None
+    ) -> list[Any]:
         """As `Launcher.run`."""
-        return run_ranks(target, self.ranks, args, timeout_s, ranks_per_node=self.ranks_per_node)
+        return run_ranks(
+            target, self.ranks, args, timeout_s, ranks_per_node=self.ranks_per_node, silence_s=silence_s
+        )
 
 
 @contextmanager
@@ -76,10 +88,10 @@ def in_lab(nodes: int, ranks_per_node: int, nic_rate_bits_per_s: float, switch_b
     Raises:
         LabError: it could not be built.
     """
-    from moebench.cluster.lab import Lab, read_counters
+    from moebench.cluster.lab import Lab
 
     with Lab(nodes, ranks_per_node, nic_rate_bits_per_s, switch_buffer_bytes) as lab:
-        yield _InLab(lab, partial(read_counters, lab.network))
+        yield _InLab(lab)
 
 
 @dataclass(frozen=True)
@@ -87,11 +99,21 @@ class _InLab:
     """Ranks on an emulated cluster."""
 
     lab: "Lab"
-    counters: Counters | None
 
-    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+    @property
+    def counters(self) -> Counters | None:
+        """Of the lab as it stands, which is built anew where it was lost."""
+        from moebench.cluster.lab import read_counters
+
+        self.lab.restore()
+        return partial(read_counters, self.lab.network)
+
+    def run(
+        self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0, silence_s: float | None = None
+    ) -> list[Any]:
         """As `Launcher.run`."""
-        return self.lab.run(target, args, timeout_s)
+        self.lab.restore()
+        return self.lab.run(target, args, timeout_s, silence_s)
 
 
 def check_startable(topologies: Sequence[Topology], session: "Session | None") -> None:
@@ -111,9 +133,18 @@ def check_startable(topologies: Sequence[Topology], session: "Session | None") -
                 f"there (moebench launch --suite SUITE --topology {topology.name} prints how), or emulate a cluster "
                 f"here with --emulate {topology.nodes}x{topology.gpus_per_node}"
             )
-    if any(topology.node_type == EMULATED for topology in topologies):
+        if problem := room_problem(topology.ranks):
+            raise InputError(f"topology {topology.name}: {problem}")
+    emulated = [topology for topology in topologies if topology.node_type == EMULATED]
+    if emulated:
         from moebench.cluster.lab import lab_problem
+        from moebench.cluster.lab.limits import buffer_problem, rate_problem
 
+        for topology in emulated:
+            rate, buffer = topology.link_parameters["nic.bandwidth"], topology.link_parameters["switch.buffer"]
+            problem = rate_problem(8 * rate.value) or buffer_problem(buffer.value)
+            if problem:
+                raise InputError(f"topology {topology.name}: {problem}")
         problem = lab_problem()
         if problem:
             raise InputError(problem)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from moebench.cluster.detect import Launched
 from moebench.local.child import ALLOCATOR
+from moebench.pulse import VARIABLE
 
 _STACK_SIGNAL = signal.SIGUSR1
 _STACK_TIME_S = 0.2  # for a rank to write where it stands
@@ -85,9 +86,14 @@ class RankProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(place),
+                env=_environment(place) | {VARIABLE: str(self.pulse)},
                 start_new_session=True,  # Ctrl-C at the terminal is for the supervisors, which then end it in order
             )
+
+    @property
+    def pulse(self) -> Path:
+        """The file of its signs of life."""
+        return self._path / "pulse"
 
     def ending(self) -> Ending | None:
         """How it ended; None while it runs."""

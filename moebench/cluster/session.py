@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from moebench.cluster.board import Board, shared_board
 from moebench.cluster.detect import Launched
 from moebench.cluster.rank_process import Ending, RankProcess
+from moebench.pulse import Listener
 from moebench.rank_report import Outcome, explain
 from moebench.ranks import RanksError
 from moebench.workloads.errors import InputError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _LOOK_S = 0.5  # between looks at the board while the own rank works: it must not be disturbed
 _GRACE_S = 0.3  # for other ranks to end by themselves once one has failed
+_IMPORT_S = 180.0  # of torch, from a slow network file system
 _ANSWER_TIMEOUT_S = 30.0  # of a supervisor that was told to end its rank
 
 
@@ -54,8 +56,13 @@ class Session:
             )
         _check_device(topology)
 
-    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+    def run(
+        self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0, silence_s: float | None = None
+    ) -> list[Any]:
         """Call `function(group, *args)` on every rank, each in a fresh process; results in rank order.
+
+        Args:
+            silence_s: as of `moebench.cluster.launchers.Launcher`, on top of the time to start a process and import.
 
         Raises:
             RanksError: a rank raised, died, or was not done in time.
@@ -64,8 +71,9 @@ class Session:
         self._jobs += 1
         self._board.put(f"job/{number}", (target, tuple(args), timeout_s))
         process = RankProcess(self.place, number, target, args, timeout_s)
+        listener = None if silence_s is None else Listener(process.pulse, silence_s + _IMPORT_S)
         try:
-            endings, outcome = self._collect(number, process, time.monotonic() + timeout_s)
+            endings, outcome = self._collect(number, process, time.monotonic() + timeout_s, listener)
         except BaseException:  # also Ctrl-C: no rank may outlive the call
             self._board.put(f"abort/{number}", "kill")
             process.kill(with_stack=False)
@@ -88,8 +96,10 @@ class Session:
             while left and time.monotonic() < deadline and not self._board.has(*left):
                 time.sleep(_POLL_S)
 
-    def _collect(self, number: int, process: RankProcess, deadline: float) -> tuple[dict[int, Ending], Outcome]:
-        """Wait for every rank's end; once one has failed or the time is up, have the others ended."""
+    def _collect(
+        self, number: int, process: RankProcess, deadline: float, listener: Listener | None
+    ) -> tuple[dict[int, Ending], Outcome]:
+        """Wait for every rank's end; once one has failed, or the time is up or rank 0 silent, have the others ended."""
         outcome = Outcome()
         endings: dict[int, Ending] = {}
         order, limit = "", deadline
@@ -102,6 +112,9 @@ class Session:
                 outcome.exits[rank] = (ending.status, ending.noticed_s)
                 if ending.status and not order:
                     limit = min(limit, now + _GRACE_S)
+            if listener is not None and limit == deadline and listener.is_too_long():
+                outcome.hear_nothing(listener)
+                limit = 0.0
             if now > limit and order:
                 silent = sorted(set(range(self.place.world)) - set(endings))
                 raise RanksError(f"ranks {', '.join(map(str, silent))}: the processes that started them do not answer")

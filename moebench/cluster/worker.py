@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,14 +25,19 @@ from moebench.local.stats import balanced_order
 from moebench.local.step import Step, build_step
 from moebench.local.worker import failure_of
 from moebench.program import Program
+from moebench.pulse import beat
 
 if TYPE_CHECKING:
     from moebench.cluster.lab.counters import NicCounters
 
 TARGET = f"{__name__}:measure"
 WARM_UP_STEPS = 3
+DETAIL_STEPS = 10  # that recording and timing operators takes, at most
 FEWEST_STEPS, MOST_STEPS = 3, 20  # of a sample: single shots mislead, and a sample need not last longer than
 SAMPLE_S = 0.1
+# How long a rank may be silent: in a first step, which may compile or set up connections; later, whatever it does (a
+# lost packet that is sent again and again costs 13 s); and so many times what it should take.
+FIRST_STEP_S, LEAST_SILENCE_S, PATIENCE = 120.0, 20.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,8 @@ class Request:
         budget_s: blocks and steps become fewer, down to one block of `FEWEST_STEPS`, where they would take longer.
         detail: whether to record and time operators too.
         counters: reads the NICs of all nodes; called by rank 0 around every sample.
+        timeout_s: how long a step may take before the ranks are taken for stuck, and what takes less is never so;
+            None: by what it takes, see `allowed_s`.
     """
 
     cases: tuple[Case, ...]
@@ -53,6 +61,13 @@ class Request:
     budget_s: float
     detail: bool
     counters: "Callable[[], Sequence[NicCounters]] | None" = None
+    timeout_s: float | None = None
+
+    def allowed_s(self, expected_s: float | None = None) -> float:
+        """How long something may take that should take `expected_s`, or nobody knows how long."""
+        if expected_s is None:
+            return self.timeout_s or FIRST_STEP_S
+        return max(self.timeout_s or LEAST_SILENCE_S, PATIENCE * expected_s)
 
 
 @dataclass(frozen=True)
@@ -114,13 +129,16 @@ def measure(group: Group, request: Request) -> Report:
     steps, once_s = [], []
     for case in request.cases:
         with _naming(case):
+            beat(request.allowed_s(), case.name)
             steps.append(build_step(case, device, group))
-            once_s.append(_warmed_up(steps[-1], peers))
+            once_s.append(_warmed_up(steps[-1], peers, partial(beat, request.allowed_s(), case.name)))
     samples = tuple(_timed(request, steps, once_s, peers))
     details = []
-    for case, step in zip(request.cases, steps) if request.detail else ():
+    for case, step, once in zip(request.cases, steps, once_s) if request.detail else ():
         with _naming(case):
+            beat(request.allowed_s(DETAIL_STEPS * once), case.name)
             details.append(_detail(step, peers))
+    beat(request.allowed_s())
     return Report(this_host(device), samples, tuple(details))
 
 
@@ -157,13 +175,14 @@ def _naming(case: Case) -> Iterator[None]:
         raise CaseFailed(status, case.name, reason) from error
 
 
-def _warmed_up(step: Step, peers: _Peers) -> float:
-    """Run some steps; the time of the last one on the slowest rank."""
+def _warmed_up(step: Step, peers: _Peers, live: Callable[[], None]) -> float:
+    """Run some steps, calling `live` after each; the time of the last one on the slowest rank."""
     for _ in range(WARM_UP_STEPS):
         peers.barrier()
         start = time.monotonic()
         step.run()
         peers.synchronize()
+        live()
     return peers.largest(time.monotonic() - start)
 
 
@@ -180,6 +199,7 @@ def _timed(request: Request, steps: Sequence[Step], once_s: Sequence[float], pee
     read = request.counters if peers.group.index == 0 else None
     for block in range(blocks):
         for place, chosen in enumerate(balanced_order(len(steps), random)):
+            beat(request.allowed_s((counts[chosen] + 1) * once_s[chosen]), request.cases[chosen].name)
             with _naming(request.cases[chosen]), quiet_interpreter():
                 steps[chosen].run()  # untimed: caches then hold what this system's previous step leaves
                 peers.barrier()

@@ -7,6 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from moebench.pulse import beat
+
 
 def sums(group, value):
     total = torch.full((3,), float(group.rank + value))
@@ -35,6 +37,26 @@ def hangs(group, rank):
     if group.rank == rank:
         time.sleep(1000)
     return os.getpid()
+
+
+def tells_and_hangs(group, folder):
+    with open(f"{folder}/{group.rank}.pid", "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(1000)
+
+
+def hangs_after_a_beat(group, rank, longest_s):
+    beat(longest_s, "tiny/case")
+    if group.rank == rank:
+        time.sleep(1000)
+    dist.barrier()
+
+
+def is_slow_and_says_so(group, seconds):
+    for _ in range(10):
+        beat(3 * seconds)
+        time.sleep(seconds)
+    return group.rank
 
 
 def has_child(_group, path):

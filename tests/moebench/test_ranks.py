@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,7 +13,8 @@ import pytest
 import torch
 
 from moebench import ranks
-from moebench.ranks import RanksError, run_ranks
+from moebench.rank_report import Outcome, explain
+from moebench.ranks import PlaceLost, RanksError, run_ranks
 
 F = "tests.moebench.rank_functions:"
 
@@ -79,6 +83,53 @@ def test_a_rank_that_hangs_is_named_with_its_stack_and_killed():
     assert "rank 1 stood at" in str(error.value)
     assert "in hangs" in str(error.value)
     assert time.monotonic() - started < 60  # not the thousand seconds that it would sleep
+
+
+def test_a_rank_that_hangs_is_found_by_its_silence():
+    """Long before the time is up; it had said what it was at."""
+    started = time.monotonic()
+    with pytest.raises(RanksError, match=r"ranks 0, 1 were stuck in tiny/case: no sign of life for 3 s") as error:
+        run_ranks(F + "hangs_after_a_beat", 2, (1, 3.0), timeout_s=600, silence_s=120)
+    assert "in hangs_after_a_beat" in str(error.value)
+    assert time.monotonic() - started < 100
+
+
+def test_slow_ranks_that_say_so_are_left_alone():
+    """What they do takes longer than any of their silences may."""
+    assert run_ranks(F + "is_slow_and_says_so", 2, (0.6,), timeout_s=120, silence_s=30) == [0, 1]
+
+
+def test_ranks_whose_place_is_lost_are_ended_at_once():
+    """Nobody waits for what can't come, and no rank is blamed."""
+    started = time.monotonic()
+    answers = iter([None, None, "the ground is gone"])
+    with pytest.raises(PlaceLost, match=r"^the ground is gone$"):
+        run_ranks(F + "hangs", 2, (1,), timeout_s=600, lost=lambda: next(answers))
+    assert time.monotonic() - started < 100
+    assert run_ranks(F + "sums", 2, (0,))[1][0] == 1
+
+
+def test_a_killed_caller_leaves_neither_ranks_nor_files(tmp_path):
+    """The server outlives it for as long as it takes to clean up, and says nothing about it."""
+    code = f"from moebench.ranks import run_ranks; run_ranks('{F}tells_and_hangs', 2, ({str(tmp_path)!r},), 100)"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    caller = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+    while len(list(tmp_path.glob("*.pid"))) < 2:
+        assert caller.poll() is None
+        time.sleep(0.02)
+    caller.kill()
+    assert not caller.communicate(timeout=60)[1]  # its end is the server's end
+    assert not list(tmp_path.glob("moebench-ranks-*"))
+    assert not any(_alive(int(file.read_text())) for file in tmp_path.glob("*.pid"))
+
+
+def test_who_lost_a_peer_comes_after_the_peer(tmp_path):
+    """However late its death was noticed."""
+    for rank, text in enumerate(["ValueError: bad", "RuntimeError: Connection reset by peer"]):
+        (tmp_path / f"{rank}.failure").write_bytes(pickle.dumps((1.0 - rank, text)))
+    outcome = Outcome({0: (1, 1.0), 1: (1, 1.0), 2: (-9, 3.0)})
+    lines = [line for line in explain(tmp_path, "a:b", 3, outcome, 9).splitlines() if line.startswith("rank")]
+    assert [line[:6] for line in lines] == ["rank 0", "rank 2", "rank 1"]
 
 
 def test_children_of_a_killed_rank_die_with_it(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from moebench.plan import Filters
 from moebench.results.store import RunFolder, StorageError
 from moebench.run import begin, execute, prepare, resume
+from moebench.stopping import CannotGoOn
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_suite
 from tests.moebench.fake_engine import Watch, behaving
@@ -109,6 +110,32 @@ def test_a_disk_that_fills_up_is_one_clear_error(fake, tmp_path):
     assert "No space left on device; 3 of 24 cases are safe" in str(error.value).replace(str(len(job.cases)), "24")
     assert f"--resume {job.folder.path}" in str(error.value)
     assert len(job.folder.done()) == 3
+
+
+def test_a_place_that_is_lost_is_one_clear_error(fake, tmp_path):
+    """An engine that can't go on says why; the cases before are kept, and a resumed run does the others."""
+    job = start(tmp_path / "run")
+    with behaving(stop_after=3, error=CannotGoOn("no more namespaces")), pytest.raises(CannotGoOn) as error:
+        execute(job, Watch())
+    assert str(error.value).startswith("no more namespaces; 3 of ")
+    assert f"--resume {job.folder.path}" in str(error.value)
+    execute(resume(job.folder.path), Watch())
+    assert len(job.folder.done()) == len(job.cases)
+
+
+def test_a_timeout_reaches_engines_that_know_one(fake, tmp_path, monkeypatch):
+    """The others have no ranks that could hang."""
+    told = []
+
+    def run_cases(cases, topologies, suite, jobs=1, timeout_s=7.0):
+        told.append(timeout_s)
+        yield from fake_run(cases, topologies, suite)
+
+    fake_run = fake.run_cases
+    execute(start(tmp_path / "ignorant"), Watch(), timeout_s=5.0)
+    monkeypatch.setattr(fake, "run_cases", run_cases)
+    execute(start(tmp_path / "knowing"), Watch(), timeout_s=5.0)
+    assert told == [5.0]
 
 
 def test_other_failures_are_not_taken_for_the_disk(fake, tmp_path):

@@ -6,20 +6,21 @@
         traffic = [after - then for after, then in zip(lab.counters(), before)]
 """
 
+import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Any, Self
 
 from moebench.cluster.lab import holder, namespaces, silence
 from moebench.cluster.lab.counters import NicCounters, read_counters
+from moebench.cluster.lab.limits import buffer_problem, rate_problem
 from moebench.cluster.lab.namespaces import MOST_NODES, NIC, Network, address
-from moebench.cluster.lab.shaping import LEAST_BUFFER_BYTES, shape
+from moebench.cluster.lab.shaping import shape
 from moebench.cluster.lab.tools import LabError
 from moebench.rank_seat import Seat
-from moebench.ranks import RanksError, run_ranks
+from moebench.ranks import PlaceLost, RanksError, run_ranks
 
 _STORE_PORT = 29400  # in node 0's own namespace, where nothing else listens
-_LEAST_RATE = 8000.0  # bit/s; `tc` takes no less than a byte a millisecond
 
 
 class Lab:
@@ -40,20 +41,19 @@ class Lab:
         nic_rate_bits_per_s: float,
         switch_buffer_bytes: int = 512 << 10,
     ) -> None:
-        for name, value, least in (
-            ("nodes", nodes, 1),
-            ("ranks_per_node", ranks_per_node, 1),
-            ("nic_rate_bits_per_s", nic_rate_bits_per_s, _LEAST_RATE),
-            ("switch_buffer_bytes", switch_buffer_bytes, LEAST_BUFFER_BYTES),
+        if not (1 <= nodes <= MOST_NODES and ranks_per_node >= 1):
+            raise ValueError(f"{nodes} nodes of {ranks_per_node} ranks: at least one each, at most {MOST_NODES} nodes")
+        for name, value, problem in (
+            ("nic_rate_bits_per_s", nic_rate_bits_per_s, rate_problem(nic_rate_bits_per_s)),
+            ("switch_buffer_bytes", switch_buffer_bytes, buffer_problem(switch_buffer_bytes)),
         ):
-            if not value >= least:
-                raise ValueError(f"{name} = {value}: at least {least:g}")
-        if nodes > MOST_NODES:
-            raise ValueError(f"nodes = {nodes}: at most {MOST_NODES}")
+            if problem:
+                raise ValueError(f"{name} = {value}: {problem}")
         self.nodes, self.ranks_per_node = nodes, ranks_per_node
         self.nic_rate_bits_per_s, self.switch_buffer_bytes = nic_rate_bits_per_s, switch_buffer_bytes
         self._holder: subprocess.Popen[bytes] | None = None
         self._network: Network | None = None
+        self._is_cut = False
 
     def __enter__(self) -> Self:
         """Build it.
@@ -79,7 +79,7 @@ class Lab:
 
     def close(self) -> None:
         """Remove it; a second call does nothing."""
-        process, self._holder, self._network = self._holder, None, None
+        process, self._holder, self._network, self._is_cut = self._holder, None, None, False
         if process is not None:
             holder.end_holder(process)
 
@@ -110,7 +110,19 @@ class Lab:
                 return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
         return range(0)
 
-    def run(self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0) -> list[Any]:
+    def restore(self) -> None:
+        """Build it anew if something from outside has ended its holder, and with it the network, or cut a node off.
+
+        Raises:
+            LabError: as on entering.
+        """
+        if self._holder is not None and (self._is_cut or self._loss() is not None):
+            self.close()
+            self.__enter__()
+
+    def run(
+        self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0, silence_s: float | None = None
+    ) -> list[Any]:
         """Call `function(group, *args)` on every rank, as `moebench.ranks.run_ranks` does.
 
         Each rank finds its place in the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
@@ -118,12 +130,19 @@ class Lab:
 
         Raises:
             RanksError: a rank raised, died, or was not done in time; says who did not answer whom.
+            PlaceLost: the lab's holder was ended, or a node is cut off; `restore` builds the lab anew.
+            LabError: the holder had been ended before.
         """
         seats = [self._seat(rank) for rank in range(self.world)]
         try:
-            return run_ranks(target, self.world, args, timeout_s, seats, self._diagnose)
+            return run_ranks(
+                target, self.world, args, timeout_s, seats, self._diagnose, silence_s=silence_s, lost=self._loss
+            )
+        except PlaceLost:
+            raise
         except RanksError as error:
-            raise RanksError(silence.with_ranks(str(error), self.nodes, self.ranks_per_node)) from error.__cause__
+            kind = PlaceLost if self._is_cut else RanksError
+            raise kind(silence.with_ranks(str(error), self.nodes, self.ranks_per_node)) from error.__cause__
 
     def counters(self) -> tuple[NicCounters, ...]:
         """Each node's NIC counters since the lab was built."""
@@ -133,6 +152,7 @@ class Lab:
         """Pull a node's cable, or plug it in again."""
         change = namespaces.bring_up if is_up else namespaces.take_down
         change(self.network, node)
+        self._is_cut = False  # what its owner does to a lab is no accident, until ranks fail by it
 
     def _seat(self, rank: int) -> Seat:
         node, network = self.node_of(rank), self.network
@@ -150,8 +170,17 @@ class Lab:
             {name: str(value) for name, value in variables.items()},
         )
 
+    def _loss(self) -> str | None:
+        """What happened to the holder, if it has ended."""
+        status = None if self._holder is None else self._holder.poll()
+        if self._holder is None or status is None:
+            return None
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"the emulated cluster is gone: the process that held it ({self._holder.pid}) {how}"
+
     def _diagnose(self) -> list[str]:
         try:
+            self._is_cut = bool(silence.cut_nodes(self.network))
             return silence.silent_nodes(self.network, self.ranks_per_node)
         except LabError as error:
             return [f"the lab itself could not be asked who did not answer: {error}"]

@@ -4,9 +4,9 @@ The port's queue is the switch's buffer, and the only place where packets are lo
 TCP keeps it short.
 """
 
-from moebench.cluster.lab.namespaces import MTU, NIC, Network, port
+from moebench.cluster.lab.limits import LEAST_BUFFER_BYTES
+from moebench.cluster.lab.namespaces import NIC, Network, port
 
-LEAST_BUFFER_BYTES = 2 * (MTU + 14)  # a shaper passes no packet that does not fit
 _SENDER_QUEUE_BYTES = 8 << 20
 _FRAME_BYTES = 64 << 10  # the most that the kernel hands to a NIC at once (segmentation offload)
 _WHOLE_FRAMES_FROM = 100e6  # bit/s; there such a frame takes 5 ms

@@ -186,6 +186,8 @@ def test_a_what_if_is_marked(fake, tmp_path):
     one = Filters(overrides={"nic.bandwidth": "25GB/s"}, gates=("switch",), topologies=("titan-rtx",))
     folder = run_of(tmp_path / "one", one)
     assert board.what_if(folder) == "what if nic.bandwidth=25GB/s"
+    folder.record["engine"] = "cluster"  # whose network was really given that rate
+    assert board.what_if(folder) == "emulated network: nic.bandwidth=25GB/s"
     assert board.what_if(run_of(tmp_path / "as-is", Filters(quick=True))) == ""
 
 

@@ -82,3 +82,23 @@ def test_a_process_that_fails_leaves_no_file(monkeypatch, tmp_path):
     assert result.exit_code != 0
     assert "was killed" in result.output
     assert path.read_text() == "older"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--emulate", "17x2"], "--emulate 17x2: at most 16x16"),
+        (["--emulate", "2x100"], "--emulate 2x100: at most 16x16"),
+        (["--emulate", "9" * 5000 + "x1"], "at most 16x16"),
+        (["--ranks", "17"], "--ranks 17: at most 16"),
+        (["--emulate", "1x1"], "--emulate 1x1 is one rank"),
+        (["--emulate", "2x1", "--nic-rate", "0gbit"], "--nic-rate 0gbit: an emulated NIC is held to"),
+        (["--emulate", "2x1", "--switch-buffer", "1kb"], "--switch-buffer 1kb: a port of the emulated switch holds"),
+        (["--emulate", "2x1", "--ranks", "2"], "say either --emulate NODESxRANKS or --ranks N"),
+    ],
+)
+def test_a_cluster_that_no_run_takes_is_not_measured(moebench, monkeypatch, tmp_path, arguments, words):
+    """Told in a line, before anything is started or written."""
+    monkeypatch.setenv("MOEBENCH_HOME", str(tmp_path / "home"))
+    assert words in moebench.refused("calibrate", *arguments)
+    assert not (tmp_path / "home").exists()

@@ -1,18 +1,22 @@
 """`moebench run`: from a suite's name to verdicts, and every way in which it may end early."""
 
 import json
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from moebench.dryrun import estimates
 from moebench.results.store import RunFolder
 from moebench.workloads.load import suite_names
+from tests.workloads.files import hardware_text, written
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -65,6 +69,12 @@ def test_a_suite_of_ones_own(fake, moebench, in_folder):
         (["--suite", "smoke", "--set", "nic.bandwith=1GB/s"], ["did you mean nic.bandwidth"]),
         (["--suite", "smoke", "--set", "nic.bandwidth=-1GB/s"], ["nic.bandwidth"]),
         (["--suite", "smoke", "--set", "nic.bandwidth=1GB/s", "--set", "nic.bandwidth=2GB/s"], ["given twice"]),
+        (["--suite", "smoke", "--timeout", "0"], ["0.0 is not in the range 1<=x<=86400"]),
+        (["--suite", "smoke", "--timeout", "inf"], ["inf is not in the range"]),
+        (["--suite", "smoke", "--timeout", "nan"], ["say how many seconds"]),
+        (["--suite", "smoke", "--timeout", "60"], ["--timeout is about real ranks", "no case runs on any"]),
+        (["--suite", "smoke", "--emulate", "2x1", "--nic-rate", "1gbits"], ["--nic-rate 1gbits: write a rate such as"]),
+        (["--suite", "smoke", "--emulate", "100x100"], ["--emulate 100x100: at most 16x16"]),
         (["--suite", "absent.toml"], ["absent.toml"]),
         ([], ["--suite is missing", "hetu", "smoke"]),
         (["--resume", "absent"], ["no run here"]),
@@ -77,6 +87,20 @@ def test_bad_input_is_one_line_and_writes_nothing(fake, moebench, in_folder, arg
     for word in words:
         assert word in error
     assert list(in_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("setting", ["gpu.memory.bandwidth=1GB/s", "nic.bandwidth=1GB/s"])
+def test_a_measurement_follows_no_what_if(moebench, in_folder, monkeypatch, setting):
+    """Ranks of this machine are as fast as they are; the same is predicted where it is asked for."""
+    (in_folder / "home/hardware").mkdir(parents=True)
+    written(in_folder / "home/hardware", hardware_text().replace('"gpu"', '"cpu"'), "this-machine.toml")
+    monkeypatch.setenv("MOEBENCH_HOME", str(in_folder / "home"))
+    asked = ("run", "--suite", "smoke", "--emulate", "1x2", "--unshaped", "--set", setting)
+    error = moebench.refused(*asked)
+    assert f"--set {setting} describes another machine, and engine cluster measures 1x2-unshaped as it is" in error
+    assert moebench(*asked, "--engine", "sim", "--dry-run", "--system", "reference").status == 0
+    shaped = ("run", "--suite", "smoke", "--emulate", "2x1", "--dry-run", "--system", "reference", "--set", setting)
+    assert (moebench(*shaped).status == 0) == setting.startswith("nic")
 
 
 def test_malformed_toml_names_file_and_line(fake, moebench, in_folder):
@@ -99,8 +123,9 @@ def test_a_folder_that_can_not_be_made(fake, moebench, in_folder):
     assert "can't write" in moebench.refused("run", "--suite", "smoke", "--out", "file/out")
 
 
-def test_a_dry_run_lists_and_writes_nothing(moebench, in_folder):
-    """Cases, engine, expected time and memory; the folder stays empty."""
+def test_a_dry_run_lists_and_writes_nothing(moebench, in_folder, monkeypatch):
+    """Cases, engine, expected time and memory; the folder stays empty. All are tried, however busy the machine."""
+    monkeypatch.setattr("moebench.dryrun.estimates", partial(estimates, budget_s=math.inf))
     said = moebench("run", "--suite", "smoke", "--gate", "switch", "--topology", "1x2", "--dry-run")
     assert said.status == 0
     lines = said.out.splitlines()

@@ -14,6 +14,7 @@ from moebench.cluster.detect import launched
 from moebench.cluster.session import Session, follow
 from moebench.cluster.worker import Request, measure
 from moebench.plan import Filters, Machines, plan
+from moebench.pulse import beat
 from moebench.ranks import RanksError
 from moebench.workloads.load import load_suite, load_topology
 
@@ -61,6 +62,12 @@ def hang_on(group, rank):
     dist.barrier()
 
 
+def hang_after_a_beat(group, rank, longest_s):
+    """One rank hangs in something of which rank 0 has said how long it may take."""
+    beat(longest_s, "tiny/case")
+    hang_on(group, rank)
+
+
 def measure_uneven(group, case, batch_sizes):
     """Measure a case of which every rank has a batch of its own size."""
     workload = replace(case.workload, batch_size=batch_sizes[group.rank])
@@ -73,9 +80,9 @@ def supervise():
     if found.rank:
         sys.exit(follow(found))
     session = Session(found)
-    for name, args, timeout_s in json.load(sys.stdin):
+    for name, args, *limits_s in json.load(sys.stdin):
         try:
-            print(json.dumps(session.run(f"{__name__}:{name}", args, timeout_s)))
+            print(json.dumps(session.run(f"{__name__}:{name}", args, *limits_s)))
         except RanksError as error:
             print(json.dumps(str(error)))
     session.close()

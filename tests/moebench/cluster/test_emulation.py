@@ -1,12 +1,14 @@
 """What --emulate and its companions mean."""
 
 import re
+import tomllib
 
 import pytest
 
 from moebench.cluster.detect import Launched
-from moebench.cluster.emulation import emulated, measured
+from moebench.cluster.emulation import MOST, emulated, measured
 from moebench.workloads.errors import InputError
+from moebench.workloads.places import EMULATED, THIS_MACHINE, TOPOLOGIES, UNSHAPED, package_folder
 
 PLACE = Launched("torchrun", 0, 2, 0, 2, "localhost", 29500)
 
@@ -27,16 +29,36 @@ def test_options_are_a_topology_and_its_parameters(options, meant):
     assert emulated(*options) == meant
 
 
+def test_the_largest_size_is_that_of_the_topologies():
+    """So that nothing is refused which they take, and nothing started which they don't."""
+    files = {name: package_folder(TOPOLOGIES) / f"{name}.toml" for name in (THIS_MACHINE, EMULATED, UNSHAPED)}
+    found = {name: tomllib.loads(path.read_text()) for name, path in files.items()}
+    assert {found[EMULATED]["max_nodes"], found[UNSHAPED]["max_nodes"], found[THIS_MACHINE]["gpus_per_node"]} == {MOST}
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (("2by4",), "--emulate 2by4: write NODESxRANKS"),
         (("0x4",), "write NODESxRANKS"),
+        (("\N{ARABIC-INDIC DIGIT TWO}x2",), "write NODESxRANKS"),
+        (("2x4\n",), "write NODESxRANKS"),
+        (("100x100",), "--emulate 100x100: at most 16x16"),
+        (("17x1",), "--emulate 17x1: at most 16x16"),
+        (("1x17", None, None, True), "--emulate 1x17: at most 16x16"),
+        (("9" * 5000 + "x1",), "at most 16x16"),
         ((None, "1gbit"), "--nic-rate is about an emulated cluster"),
         ((None, None, None, True), "--unshaped is about an emulated cluster"),
         (("2x4", None, "512kb", True), "leave --switch-buffer out"),
-        (("2x4", "fast"), "--nic-rate fast"),
-        (("2x4", None, "1gbit"), "--switch-buffer 1gbit"),
+        (("2x4", "fast"), "--nic-rate fast: write a rate such as 1gbit"),
+        (("2x4", "1gbits"), "--nic-rate 1gbits: write a rate such as 1gbit"),
+        (("2x4", "-1"), "--nic-rate -1: write a rate such as 1gbit"),
+        (("2x4", "0gbit"), "--nic-rate 0gbit: an emulated NIC is held to 8kbit to 1000gbit"),
+        (("2x4", "5kbit"), "--nic-rate 5kbit: an emulated NIC is held to"),
+        (("2x4", "9999999gbit"), "--nic-rate 9999999gbit: an emulated NIC is held to"),
+        (("2x4", None, "1gbit"), "--switch-buffer 1gbit: write a size such as 512kb"),
+        (("2x4", None, "1kb"), "--switch-buffer 1kb: a port of the emulated switch holds 2.96kb to 1024mb"),
+        (("2x4", None, "99999mb"), "--switch-buffer 99999mb: a port of the emulated switch holds"),
     ],
 )
 def test_options_without_a_meaning_are_refused(options, told):

@@ -8,9 +8,11 @@ import pytest
 from moebench.cluster import engine
 from moebench.cluster.blame import CaseFailed
 from moebench.cluster.host import Host
+from moebench.cluster.lab import LabError
 from moebench.cluster.worker import Report, Sample
 from moebench.plan import Filters, plan
-from moebench.ranks import RanksError
+from moebench.ranks import PlaceLost, RanksError
+from moebench.stopping import CannotGoOn
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_suite, load_topology, with_overrides
 from tests.moebench.cluster.engine_functions import some_cases, this_machine
@@ -29,11 +31,14 @@ class FakeRanks:
         self.fails = fails
         self.starts = []
 
-    def run(self, target, args, timeout_s):
+    def run(self, target, args, timeout_s, silence_s):
         [request] = args
+        assert silence_s == 120.0
         self.starts.append((request.process, [case.system for case in request.cases], request.detail))
         for case in request.cases:
             report = self.fails(case)
+            if isinstance(report, Exception):
+                raise report
             if report is not None:
                 raise RanksError(f"measure on 2 ranks failed\n\n{report}")
         samples = tuple(
@@ -54,6 +59,14 @@ def ranks(monkeypatch):
 
     monkeypatch.setattr(engine, "launcher_of", launcher_of)
     return fake
+
+
+def lab_topology(rate=25e6, buffer=1 << 19):
+    """An emulated cluster of NICs of some bytes/s and ports of some bytes."""
+    links = load_topology("1x1-titan-rtx").link_parameters
+    known = {"nic.bandwidth": rate, "switch.buffer": buffer}
+    some = {name: replace(links["nic.bandwidth"], value=float(value)) for name, value in known.items()}
+    return replace(HERE, name="1x2-emulated", link_parameters=links | some)
 
 
 def outcome(cases, topology=HERE, **options):
@@ -98,6 +111,41 @@ def test_without_a_name_each_case_is_tried_alone(ranks):
     assert [len(systems) for _, systems, _ in ranks.starts] == [4, 1, 1, 1, 1, 3]
 
 
+def test_ranks_that_hang_say_in_which_case(ranks):
+    """Then nobody else is started again for it."""
+    cases = some_cases(2)
+    bad = cases[2]
+    reason = f"ranks 0, 1 were stuck in {bad.name}: no sign of life for 20 s"
+    ranks.fails = lambda case: f"{reason}\n\nrank 0 stood at:\n..." if case == bad else None
+    found = outcome(cases)
+    assert found.pop(bad.system) == ("failed", reason)
+    assert set(found.values()) == {("passed", "")}
+    assert [len(systems) for _, systems, _ in ranks.starts] == [4, 3, 3]
+
+
+def test_a_lost_place_is_no_cases_fault(ranks):
+    """Once: all start again on a new one. A place that is lost time and again ends the point, not the run."""
+    cases, lost = some_cases(2), [PlaceLost("the cluster is gone")]
+    ranks.fails = lambda case: lost.pop() if lost else None
+    assert set(outcome(cases).values()) == {("passed", "")}
+    assert [len(systems) for _, systems, _ in ranks.starts] == [4, 4, 4]
+    ranks.fails = lambda case: PlaceLost("the cluster is gone")
+    assert set(outcome(cases).values()) == {("failed", "the cluster is gone")}
+
+
+def test_a_cluster_that_can_no_more_be_emulated_stops_the_run(monkeypatch):
+    """A sentence for the user, and no traceback; what was done before is kept."""
+
+    @contextmanager
+    def launcher_of(topology, session):
+        raise LabError("tc: no")
+        yield
+
+    monkeypatch.setattr(engine, "launcher_of", launcher_of)
+    with pytest.raises(CannotGoOn, match=r"1x2-this-machine can't be emulated here: tc: no"):
+        outcome(some_cases(2))
+
+
 def test_an_unsupported_case_starts_no_rank(ranks):
     """Known before: the reason is the system's, or the workload's own."""
     [case] = some_cases(2, systems=("reference",))
@@ -116,9 +164,21 @@ def test_a_cluster_that_is_not_here_is_refused():
 def test_an_emulated_cluster_that_this_machine_refuses(monkeypatch):
     """What is missing and what to do, as the lab says it."""
     monkeypatch.setattr("moebench.cluster.lab.lab_problem", lambda: "no namespaces: run as root, or --unshaped")
-    emulated = replace(HERE, name="1x2-emulated")
+    emulated = lab_topology()
     cases = [replace(case, topology=emulated.name) for case in some_cases(2)]
     with pytest.raises(InputError, match="run as root"):
+        engine.check(cases, {emulated.name: emulated})
+
+
+@pytest.mark.parametrize(
+    ("rate", "buffer", "told"),
+    [(100, 1 << 19, "held to 8kbit to 1000gbit"), (1e15, 1 << 19, "held to"), (1e8, 1024, "holds 2.96kb to 1024mb")],
+)
+def test_rates_that_no_lab_has_are_refused(rate, buffer, told):
+    """Before anything is written, also where they come from --set or from a file."""
+    emulated = lab_topology(rate, buffer)
+    cases = [replace(case, topology=emulated.name) for case in some_cases(2)]
+    with pytest.raises(InputError, match=f"1x2-emulated: .*{told}"):
         engine.check(cases, {emulated.name: emulated})
 
 

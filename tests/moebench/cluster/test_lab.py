@@ -1,14 +1,18 @@
 """The emulated cluster: what its ranks compute, what its NICs count and how fast they are, who did not answer."""
 
+import os
 import re
+import signal
 import threading
+import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
 from moebench.cluster.lab import Lab, LabError, NicCounters, holder, lab_problem, namespaces, silence
-from moebench.ranks import RanksError, run_ranks
+from moebench.ranks import PlaceLost, RanksError, run_ranks
 from tests.moebench.cluster.support import F, eventually, is_alive, needs_lab
 
 MIB = 1 << 20
@@ -65,7 +69,8 @@ def test_one_node_sends_nothing():
     needs_lab()
     with Lab(1, 2, 1e9) as lab:
         lab.run(F + "every_collective", (1,))
-        assert lab.counters() == (NicCounters(),)
+        [nic] = lab.counters()
+        assert replace(nic, retransmissions=0) == NicCounters()  # a busy machine's loopback may send again
 
 
 @pytest.mark.parametrize("rate", [20e6, 200e6])
@@ -176,6 +181,10 @@ def test_a_fault_in_mid_collective_names_who_did_not_answer(fault, words):
         cutter.join()
         assert "ranks 0, 1, 2, 3 were not done after 10 s" in str(error.value)
         assert fault == "route" or "ranks 0, 1 (node 0" not in str(error.value)
+        assert isinstance(error.value, PlaceLost) == (fault != "route")
+        if fault == "port":
+            lab.restore()
+            assert lab.run(F + "place")[3][0] == 3
         if fault == "nic":
             lab.set_nic(1, True)
             assert silence.cut_nodes(lab.network) == {}
@@ -189,6 +198,24 @@ def test_a_lab_that_is_whole_accuses_nobody(lab):
     with pytest.raises(RanksError) as error:
         lab.run("tests.moebench.rank_functions:raises", (2,))
     assert [line for line in str(error.value).splitlines() if line][1] == "rank 2 raised:"
+
+
+def test_a_lab_whose_holder_was_killed_is_built_anew():
+    """The ranks are told at once, not when the time is up; nobody is blamed, and the next run finds a new lab."""
+    needs_lab()
+    with Lab(2, 1, 100e6) as lab:
+        lab.run(F + "place")
+        held, started = lab.network.holder, time.monotonic()
+        threading.Timer(1.0, os.kill, (held, signal.SIGKILL)).start()
+        with pytest.raises(PlaceLost, match=rf"^the emulated cluster is gone: .*\({held}\) was killed by SIGKILL$"):
+            lab.run(F + "exchanges_for_ever", (MIB,), timeout_s=600)
+        assert time.monotonic() - started < 100
+        lab.restore()
+        assert lab.network.holder != held
+        assert lab.run(F + "place")[1][0] == 1
+        still = lab.network.holder
+        lab.restore()
+        assert lab.network.holder == still
 
 
 def test_addresses_lead_to_ranks(lab):

@@ -46,9 +46,9 @@ def supervised(jobs, world=2):
 
 def test_a_session_outlives_the_ranks_of_its_jobs():
     """Results in rank order; a rank that raises, is killed or hangs is named, and the next job finds new ranks."""
-    first, raised, killed, hung, last = supervised(
+    first, raised, killed, hung, silent, last = supervised(
         [("place", ["a"], 120), ("raise_on", [1], 120), ("die_on", [0], 120), ("hang_on", [1], 15),
-         ("place", ["b"], 120)]
+         ("hang_after_a_beat", [1, 4.0], 600, 120), ("place", ["b"], 120)]
     )  # fmt: skip
     assert first == [[0, 2, 1, "a"], [1, 2, 1, "a"]]
     assert "rank 1 raised:" in raised
@@ -58,6 +58,7 @@ def test_a_session_outlives_the_ranks_of_its_jobs():
     assert "not done after 15 s" in hung
     assert "rank 1 stood at:" in hung
     assert "in hang_on" in hung
+    assert "ranks 0, 1 were stuck in tiny/case: no sign of life for 4 s" in silent
     assert last == [[0, 2, 1, "b"], [1, 2, 1, "b"]]
 
 
