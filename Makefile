@@ -9,10 +9,12 @@
 #
 # PYTHON       interpreter of the virtual environment, 3.11 or later
 # OUT          folder for what gpu-check writes, instead of results/measured/<gpu>
+# PARALLEL     how pytest spreads test files over processes (default: a process a core, at most 4; empty: in one)
 # TORCH_INDEX  package index to look for PyTorch in, besides pip's own: PyTorch's CPU wheel index spares 3 GB of CUDA
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+PARALLEL ?= --numprocesses logical --maxprocesses 4 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +33,7 @@ hetu: $(VENV)/.installed
 test: lint
 	@mkdir -p build
 	@OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/interpreter >build/interpreter.log 2>&1 & \
-	interpreter=$$!; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q; status=$$?; \
+	interpreter=$$!; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PARALLEL); status=$$?; \
 	wait $$interpreter || status=1; echo "tests/interpreter, run beside these:"; cat build/interpreter.log; exit $$status
 
 # mypy does not follow setuptools' package-dir from the root, so it gets the packages under the names they are imported by.
