@@ -98,18 +98,21 @@ def _torch_activation_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = wide_dtype(h_NF, weights_N)
     h, grad = h_NF.to(wide), grad_NF.to(wide)
-    grad_h3, grad_weights = h_NF.new_empty(0), h_NF.new_empty(0)
+    grad_h3, grad_weights, own = h_NF.new_empty(0), h_NF.new_empty(0), None
     if weights_N is not None:
-        a = _torch_activation(h, h3_NF, None, activation)
-        grad_weights = a.mul_(grad).sum(1).to(weights_N.dtype)
-        grad = grad * weights_N.unsqueeze(1)
+        own = _torch_activation(h, h3_NF, None, activation)  # one buffer of rows, used again below
+        grad_weights = own.mul_(grad).sum(1).to(weights_N.dtype)
+        grad = torch.mul(grad, weights_N.unsqueeze(1), out=own)
     if h3_NF is not None:
         grad_h3 = F.silu(h).mul_(grad).to(h_NF.dtype).contiguous()
-        grad_h = torch.ops.aten.silu_backward(grad * h3_NF, h)
-    elif activation == "relu":
-        grad_h = torch.ops.aten.threshold_backward(grad, h, 0)
+        grad = own = torch.mul(grad, h3_NF, out=own)
+        grad_h = torch.ops.aten.silu_backward.grad_input(grad, h, grad_input=own)
     else:
-        grad_h = torch.ops.aten.gelu_backward(grad, h)
+        own = torch.empty_like(grad, memory_format=torch.contiguous_format) if own is None else own
+        if activation == "relu":
+            grad_h = torch.ops.aten.threshold_backward.grad_input(grad, h, 0, grad_input=own)
+        else:
+            grad_h = torch.ops.aten.gelu_backward.grad_input(grad, h, grad_input=own)
     return grad_h.to(h_NF.dtype).contiguous(), grad_h3, grad_weights
 
 

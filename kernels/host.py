@@ -6,6 +6,8 @@ A blocking read drains the device's queue: it costs time, and under trace its va
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,12 +34,22 @@ Answer = Callable[[str, Tensor], list[int]]
 Notify = Callable[[str, Tensor], None]
 
 
+class CopyListener(Protocol):
+    """Told of reads that overlap: `copied` when a copy starts, `finished` with what it returned when the host waits."""
+
+    def copied(self, quantity: str, values: Tensor) -> int:
+        """A copy to the host starts beside the device's queue."""
+
+    def finished(self, copies: Sequence[int]) -> None:
+        """The host waits for these copies, all at once."""
+
+
 class UnansweredRead(RuntimeError):
     """A program read a value under trace that nothing can answer; the case is unsupported."""
 
 
 _answer: list[Answer] = []
-_notify: list[Notify] = []
+_listeners: list[tuple[Notify, CopyListener | None]] = []
 
 
 def read_ints(values: Tensor, quantity: str) -> list[int]:
@@ -51,21 +63,93 @@ def read_ints(values: Tensor, quantity: str) -> list[int]:
         ValueError: unknown quantity.
         UnansweredRead: a meta tensor was read and nothing answers.
     """
+    _check(quantity)
+    for notify, _ in _listeners:
+        notify(quantity, values)
+    return _values(quantity, values)
+
+
+@dataclass(frozen=True)
+class PendingRead:
+    """Values on their way to the host. They exist there once `finish_reads` has returned them."""
+
+    quantity: str
+    values: Tensor
+    copies: list[int] = field(default_factory=list)
+    event: torch.cuda.Event | None = None
+
+
+def start_read(values: Tensor, quantity: str) -> PendingRead:
+    """Start to copy an integer tensor to the host, on a stream of its own: what is issued next does not wait for it.
+
+    Args:
+        values, quantity: as for `read_ints`.
+
+    Raises:
+        ValueError: unknown quantity.
+    """
+    _check(quantity)
+    copies = [listener.copied(quantity, values) for _, listener in _listeners if listener is not None]
+    if values.is_meta:
+        return PendingRead(quantity, values, copies)
+    with _disable_current_modes():
+        if not values.is_cuda:
+            return PendingRead(quantity, values.detach().clone(), copies)
+        on_host, event = _copy_beside(values.detach())
+        return PendingRead(quantity, on_host, copies, event)
+
+
+def _copy_beside(values: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """A copy in pinned memory, and the event after which it is there."""
+    stream = _side_streams.get(values.device) or torch.cuda.Stream(values.device)
+    _side_streams[values.device] = stream
+    stream.wait_stream(torch.cuda.current_stream(values.device))
+    with torch.cuda.stream(stream):
+        on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        on_host.copy_(values, non_blocking=True)
+        values.record_stream(stream)
+        return on_host, stream.record_event()
+
+
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def finish_reads(*pending: PendingRead) -> list[list[int]]:
+    """The values of reads that were started, flat lists; one host synchronisation, with these copies alone.
+
+    Raises:
+        UnansweredRead: a meta tensor was read and nothing answers.
+    """
+    listeners = [listener for _, listener in _listeners if listener is not None]
+    for place, listener in enumerate(listeners):
+        listener.finished([one.copies[place] for one in pending])
+    for one in pending:
+        for notify, of_copies in _listeners:
+            if of_copies is None:
+                notify(one.quantity, one.values)
+        if one.event is not None:
+            one.event.synchronize()
+    return [_values(one.quantity, one.values) for one in pending]
+
+
+def _check(quantity: str) -> None:
     if quantity not in QUANTITIES:
         raise ValueError(f"unknown quantity {quantity!r}; choose one of {', '.join(QUANTITIES)}")
-    for notify in _notify:
-        notify(quantity, values)
+
+
+def _values(quantity: str, values: Tensor) -> list[int]:
+    """Of a real tensor as it is, of a meta tensor as the workload's routing answers."""
     if not values.is_meta:
         with _disable_current_modes():
             return [int(v) for v in values.detach().reshape(-1).to(torch.int64).tolist()]
     if not _answer:
         raise UnansweredRead(f"the program reads {quantity} of a traced tensor, and nothing answers")
     # What answers may run a rule on real tensors: its reads are not the program's.
-    heard, _notify[:] = list(_notify), []
+    heard, _listeners[:] = list(_listeners), []
     try:
         answer = _answer[-1](quantity, values)
     finally:
-        _notify[:] = heard
+        _listeners[:] = heard
     if len(answer) != values.numel():
         raise UnansweredRead(f"{quantity}: {values.numel()} values were read, the answer has {len(answer)}")
     return answer
@@ -81,7 +165,7 @@ def synchronise(x: Tensor) -> None:
     """
     with _disable_current_modes():
         nothing = x.detach().view(-1)[:0] if x.is_contiguous() else x.new_empty(0)
-    for notify in _notify:
+    for notify, _ in _listeners:
         notify("streams", nothing)
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
@@ -107,10 +191,15 @@ def answering(answer: Answer) -> Iterator[None]:
 
 
 @contextmanager
-def notifying(notify: Notify) -> Iterator[None]:
-    """Call `notify(quantity, tensor)` at every host read inside the block."""
-    _notify.append(notify)
+def notifying(notify: Notify, copies: CopyListener | None = None) -> Iterator[None]:
+    """Call `notify(quantity, tensor)` at every host read inside the block.
+
+    Args:
+        copies: told of reads that overlap instead; without it each of them counts as a read when it is finished.
+    """
+    listener = (notify, copies)
+    _listeners.append(listener)
     try:
         yield
     finally:
-        _notify.remove(notify)
+        _listeners.remove(listener)

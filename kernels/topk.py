@@ -78,7 +78,9 @@ def fake_topk(scores_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 def _torch_topk(scores_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """A stable sort keeps equal scores in order of id, which `torch.topk` does not promise."""
     values_TE, experts_TE = torch.sort(scores_TE, dim=1, descending=True, stable=True)
-    return values_TE[:, :top_k].contiguous(), experts_TE[:, :top_k].contiguous()
+    # Copies, not views: one row of a wider matrix is contiguous, and would keep all of it in memory.
+    copy = {"memory_format": torch.contiguous_format}
+    return values_TE[:, :top_k].clone(**copy), experts_TE[:, :top_k].clone(**copy)
 
 
 def _cost(out: tuple[Tensor, Tensor], scores_TE: Tensor, top_k: int) -> Cost:

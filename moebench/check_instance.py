@@ -224,6 +224,7 @@ def _steps(system: System, instance: Instance, group: Group) -> list[Observed]:
     layer = system.build(instance.workload, group, instance.conventions, torch.device("cpu"), dtype)
     layer.load_weights(local_weights(everything.weights, group.index, group.size, dtype))
     layer.train(instance.training)
+    layer.tokens_of_ranks = instance.tokens
     token_ids_T = everything.contexts[group.index].token_ids_T
     if token_ids_T is not None:
         layer.token_ids_T = token_ids_T

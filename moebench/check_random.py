@@ -40,6 +40,8 @@ def random_problem(instance: Instance, seen: Seen) -> str | None:
 
 def _drawn_problem(instance: Instance, rule: Routing, weights_TE: Tensor, y_TD: Tensor) -> str | None:
     conventions, top_k = instance.conventions, instance.workload.gate.top_k
+    if not len(weights_TE):
+        return None
     allowed = tolerance(instance) + _JITTER * (conventions.noise == "input-jitter")
     kept_TE = weights_TE.abs() > 1e-9
     kept_E = kept_TE.sum(0)

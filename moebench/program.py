@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moebench.kernels.cost import Product
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-COMPUTE, COMMUNICATION = "compute", "communication"
+COMPUTE, COMMUNICATION, TO_HOST = "compute", "communication", "device-to-host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,13 @@ class Op:
     Attributes:
         name: qualified name, `aten::mm`.
         kind: one of `moebench.kernels.cost.KINDS`.
-        stream: `compute` or `communication`; a wait stands on the stream that waits.
+        stream: `compute`, `communication` or `device-to-host`; a wait stands on the stream that waits.
         region: one of `moebench.kernels.region.REGIONS`.
         phase: `forward`, `backward` or `optimizer`.
         shapes: shapes of the tensor arguments, then of the results.
         dtype: of the first floating-point tensor among them, short (`fp32`, `bf16`, ...), else of the first tensor.
-        waits_on: indices of collectives that must have ended before this op, and later ones on its stream, start.
+        waits_on: indices of collectives that must have ended before this op, and later ones on its stream, start; of a
+            host read, the copies that the host waits for, where it does not wait for the whole compute stream.
         launches: kernels that the device runs one after another for it.
     """
 

@@ -32,7 +32,13 @@ class MoELayer(nn.Module):
 
     Gate parameters live in `self.gate`; expert parameters carry `is_expert = True`, which keeps them out of
     gradient synchronisation.
+
+    Attributes:
+        tokens_of_ranks: T of every rank for the next calls, where they differ and whoever runs the layer knows; a
+            layer that gathers the ranks' tokens needs it then. None says that all ranks have equally many.
     """
+
+    tokens_of_ranks: tuple[int, ...] | None = None
 
     def advance(self, stands_still: bool = False) -> None:
         """After a training step's backward: what changes from step to step and is no parameter; here nothing does.

@@ -94,9 +94,13 @@ class ExpertParallelLayer(MoELayer):
     ):
         super().__init__()
         self.workload, self.group, self.conventions = workload, group, conventions
-        self.gate = Router(workload, conventions, device, dtype)
+        self.gate = self.make_router(device, dtype)
         self.register_buffer("token_ids_T", _token_ids(workload, group, device), persistent=False)
         self.experts: Any = self.make_experts(device, dtype)  # most often a ModuleList
+
+    def make_router(self, device: torch.device, dtype: torch.dtype) -> Router:
+        """The router of this layer."""
+        return Router(self.workload, self.conventions, device, dtype)
 
     def make_experts(self, device: torch.device, dtype: torch.dtype) -> Any:
         """The experts of this rank; a layer that makes others has its own ways to load weights and give gradients."""

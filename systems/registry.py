@@ -12,6 +12,7 @@ from moebench.systems.fastermoe import FASTERMOE
 from moebench.systems.fastmoe import FASTMOE
 from moebench.systems.hetumoe import HETUMOE, HETUMOE_2D, HETUMOE_LEADER
 from moebench.systems.interface import Configurable, System
+from moebench.systems.megatron.system import MEGATRON, MEGATRON_ALLGATHER
 from moebench.systems.reference import REFERENCE
 from moebench.systems.tutel.system import TUTEL
 from moebench.workloads.conventions import COMMON, Conventions
@@ -23,6 +24,7 @@ BUILT_IN: tuple[System, ...] = (
     *(REFERENCE, DEEPSPEED, DEEPSPEED_SPARSE),
     *(HETUMOE, HETUMOE_LEADER, HETUMOE_2D),
     *(FASTMOE, FASTERMOE, TUTEL),
+    *(MEGATRON, MEGATRON_ALLGATHER),
 )
 
 

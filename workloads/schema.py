@@ -97,6 +97,13 @@ Quantity = Annotated[Any, AfterValidator(_quantity)]
 ExpertsRule = Annotated[Any, AfterValidator(_experts_rule)]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, _pattern("a name: lower-case letters, digits, - and _", re.compile(r"[a-z0-9][a-z0-9_-]*"))]
+SystemName = Annotated[
+    str,
+    _pattern(
+        "a system: write a name, and options such as tutel+degree=4",
+        re.compile(r"[a-z0-9][a-z0-9_-]*(\+[a-z0-9_]+=[a-z0-9_.-]+)*"),
+    ),
+]
 Extended = Annotated[str, _pattern("a name of a file", re.compile(r"_?[a-z0-9][a-z0-9_-]*"))]
 Size = Annotated[str, _pattern("a size: write NODESxGPUS such as 4x8", SIZE)]
 GateLabel = Annotated[
@@ -200,7 +207,7 @@ class FigureFile(Strict):
     """The paper's figure, which the report draws again; axes and facets say what is drawn, and have one choice each."""
 
     kind: Annotated[str, _choice("figure", FIGURE_KINDS)]
-    baseline: Name
+    baseline: SystemName
     x: Annotated[str, _choice("x", ("batch_size",))] = "batch_size"
     y: Annotated[str, _choice("y", METRICS)] = "step_time"
     column: Annotated[str, _choice("column", ("size",))] = "size"
@@ -215,7 +222,7 @@ class LayerExperimentFile(Strict):
     title: Text
     question: Text
     metric: Annotated[str, _choice("metric", METRICS)]
-    systems: Annotated[list[Name], Field(min_length=1)]
+    systems: Annotated[list[SystemName], Field(min_length=1)]
     gates: Annotated[list[GateLabel], Field(min_length=1)]
     batch_sizes: Annotated[list[Annotated[int, Field(ge=0, le=2**20)]], Field(min_length=1)]
     sizes: Annotated[list[Size], Field(min_length=1)]

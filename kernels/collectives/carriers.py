@@ -112,11 +112,9 @@ def _handed(tensor: Tensor) -> Tensor:
     travel as bytes.
     """
     if tensor.device.type == "cpu" and tensor.numel():
-        size = tensor.untyped_storage().nbytes()
-        address = tensor.untyped_storage().data_ptr()
-        storage = torch._C._construct_storage_from_data_pointer(address, tensor.device, size)
+        storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, tensor.nbytes)
         view = torch.empty(0, dtype=tensor.dtype)
-        tensor = view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        tensor = view.set_(storage, 0, tensor.shape, tensor.stride())
     return tensor if tensor.dtype in _PLAIN_TYPES else tensor.unsqueeze(-1).view(torch.uint8)
 
 

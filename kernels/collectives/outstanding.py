@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Place = tuple[int, int, int]
@@ -32,8 +33,12 @@ _numbers = count()
 
 
 def _place(tensor: Tensor) -> Place:
-    """Address of the storage object, which zero-size and meta tensors have as well, and the part of it."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()  # type: ignore[return-value]
+    """Address of the storage object, which zero-size and meta tensors have as well, and the part of it.
+
+    Not by `untyped_storage()`: the handle that it makes stays, and autograd then adds to no gradient in this memory in
+    place.
+    """
+    return torch._C._storage_address(tensor), int(tensor.storage_offset()), tensor.numel()  # type: ignore[attr-defined]
 
 
 def note(operator: str, output: Tensor, source: Tensor, works: Sequence[Any] = (), *scratch: Tensor) -> Tensor:

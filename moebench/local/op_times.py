@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moebench.program import Program
+from moebench.program import TO_HOST, Program
 from moebench.trace.operators import operator_of
 from moebench.trace.recorder import Recorder
 
@@ -60,4 +60,5 @@ def timed_program(
     if any([name for name, _ in run] != names for run in runs):
         raise RuntimeError("two runs of the same step executed different operators")
     medians = iter(np.median([[seconds for _, seconds in run] for run in runs], axis=0).tolist() if names else [])
-    return program, [0.0 if op.kind == "host-read" else next(medians) for op in program.ops]
+    is_read = [op.kind == "host-read" or op.stream == TO_HOST for op in program.ops]
+    return program, [0.0 if read else next(medians) for read in is_read]

@@ -213,7 +213,7 @@ def _issue_parameter(op: Op) -> str:
         return "host.issue.collective"
     if op.kind in ("view", "allocation"):
         return "host.issue.view"
-    return "host.issue.operator" if op.name.startswith("aten::") else "host.issue.custom"
+    return "host.issue.operator" if op.name.startswith(("aten::", "host::")) else "host.issue.custom"
 
 
 def _grouped(ops: Sequence[Op]) -> list[list[int]]:

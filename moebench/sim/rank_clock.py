@@ -105,10 +105,11 @@ class RankClock:
     def _step(self, op: Op) -> None:
         i, at = op.index, self._nominal
         at["host_start_s"][i] = self.host[0]
-        for collective in op.waits_on:
-            self._await(collective)
         if op.kind == "host-read":
-            self.host = np.maximum(self.host, self.device)
+            self._read(op)
+        else:
+            for collective in op.waits_on:
+                self._await(collective)
         self.host = self.host + self.costs.issue_s[i]
         at["host_end_s"][i] = self.host[0]
         at["start_s"][i] = at["end_s"][i] = max(self.host[0], self.device[0])
@@ -122,6 +123,14 @@ class RankClock:
             self.device = self.device + self.costs.device_s[i]
             at["end_s"][i] = self.device[0]
         if self.synchronous:
+            self.host = np.maximum(self.host, self.device)
+
+    def _read(self, op: Op) -> None:
+        """The host waits for the compute stream, or only for the copies that were started before."""
+        for copy in op.waits_on:
+            self.host = np.maximum(self.host, self.ends[copy])
+        self._awaited.update(op.waits_on)
+        if not op.waits_on:
             self.host = np.maximum(self.host, self.device)
 
     def _run_beside(self, op: Op) -> None:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moebench.kernels.host import notifying
-from moebench.program import BACKWARD, COMPUTE, Op, Program
+from moebench.program import BACKWARD, COMPUTE, TO_HOST, Op, Program
 from moebench.trace.banned import RefusePythonCalls, refuse, refuse_masks, refuse_stock_optimizer
 from moebench.trace.bytes import Call
 from moebench.trace.errors import TraceError
@@ -69,7 +69,7 @@ class Recorder:
         return Program(tuple(self.ops), rank, world, stands_for, self.persistent_bytes, self.peak_bytes, notes)
 
     def __enter__(self) -> "Recorder":
-        self._stack.enter_context(notifying(self._on_host_read))
+        self._stack.enter_context(notifying(self._on_host_read, self))
         self._stack.enter_context(RefusePythonCalls())
         self._stack.enter_context(_Mode(self._on_operator))
         return self
@@ -81,13 +81,26 @@ class Recorder:
 
     def _on_host_read(self, quantity: str, values: Tensor) -> None:
         """Append the read that `moebench.kernels.host.read_ints` announces."""
-        name = f"host::{quantity}"
+        self._append_read(f"host::{quantity}", "host-read", COMPUTE, values)
+
+    def copied(self, quantity: str, values: Tensor) -> int:
+        """Append the copy that `moebench.kernels.host.start_read` starts."""
+        return self._append_read(f"host::copy_{quantity}", "copy", TO_HOST, values)
+
+    def finished(self, copies: Sequence[int]) -> None:
+        """Append the wait of `moebench.kernels.host.finish_reads`."""
+        name = "host::event"
+        region, phase = self._attribution.locate(name)
+        op = Op(len(self.ops), name, "host-read", COMPUTE, region, phase, (), "", waits_on=tuple(copies))
+        self.ops.append(op)
+
+    def _append_read(self, name: str, kind: str, stream: str, values: Tensor) -> int:
         region, phase = self._attribution.locate(name)
         self._memory.adopt(values)
-        size = values.numel() * values.element_size()
+        size, index = values.numel() * values.element_size(), len(self.ops)
         shapes = (tuple(values.shape),)
-        op = Op(len(self.ops), name, "host-read", COMPUTE, region, phase, shapes, _short(values.dtype), 0, size)
-        self.ops.append(op)
+        self.ops.append(Op(index, name, kind, stream, region, phase, shapes, _short(values.dtype), 0, size))
+        return index
 
     def _on_operator(self, overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one operator and append its Op."""

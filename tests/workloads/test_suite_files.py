@@ -132,6 +132,7 @@ def test_a_gate_of_a_fixed_k_takes_no_number(label):
         ("batch_sizes = [1]", "batch_sizes = [-1]", "greater than or equal to 0, got -1"),
         ("batch_sizes = [1]", 'batch_sizes = ["1"]', "valid integer, got '1'"),
         ("batch_sizes = [1]", "batch_size = [1]", "unknown key 'batch_size' (did you mean batch_sizes?)"),
+        ('systems = ["reference"]', 'systems = ["tutel+degree"]', "'tutel+degree' is not a system"),
         ('sizes = ["1x2"]', 'sizes = ["1x0"]', "'1x0' is not a size"),
         ('sizes = ["1x2"]', "", "missing key sizes"),
         ("d_model = 64", "d_model = 0", "greater than or equal to 1, got 0"),

@@ -40,7 +40,8 @@ DROPLESS = Conventions(capacity_rule="unlimited")
 GUMBEL = Conventions(noise="gumbel")
 WORLDS = (1, 2, 4)
 NAMES = sorted(systems())
-FOLLOWS_ROUTING = ("fastermoe", "fastmoe")  # whose shapes depend on it, capacity or not
+EVERY_RULE = ("fastermoe", "fastmoe")  # ragged systems that take every gate
+FOLLOWS_ROUTING = (*EVERY_RULE, "megatron", "megatron_allgather")  # whose shapes depend on it where nobody is dropped
 PADDED = [name for name in NAMES if name not in FOLLOWS_ROUTING]
 BASE = LayerWorkload(GATES[1], 2, 23, 24, 20, 8)
 ZIPF = replace(BASE, gate=GATES[0], routing=RoutingSpec("zipf"))
@@ -157,10 +158,12 @@ def test_dropless_capacity_is_read_as_real_ranks_read_it(name, world):
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", FOLLOWS_ROUTING)
 def test_ragged_rows_are_traced_as_they_run(name, world):
-    """Under Zipf routing without capacity: a program for every rank; with every rule."""
+    """Under Zipf routing without capacity: a program for every rank; with every rule that the system has."""
     (programs,) = _assert_same(("dropless", name), world)
     assert len(programs) == world
-    assert world != 2 or len(_assert_same(("dropless gates", name), 2)) >= len(GATES) - len(COMMON_GATES)
+    if world == 2:
+        least = len(GATES) - len(COMMON_GATES) if name in EVERY_RULE else 1
+        assert len(_assert_same(("dropless gates", name), 2)) >= least
 
 
 @pytest.mark.parametrize("kind", ["dropless gates", "gumbel"])

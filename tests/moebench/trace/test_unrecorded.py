@@ -17,6 +17,7 @@ from tests.moebench.trace.ragged import RAGGED
 
 GATES = (GateSpec("switch"), GateSpec("gshard", 2), GateSpec("topk", 3))
 DROPLESS = Conventions(capacity_rule="unlimited")
+COPIED_BY_GLOO = ("megatron_allgather",)
 
 
 def _workload(gate, **changes):
@@ -35,6 +36,8 @@ CASES = {
         for gradient in (True, False)
     },
     "ragged-zipf": (RAGGED.name, _workload(GateSpec("topk", 2), routing=RoutingSpec("zipf")), DROPLESS),
+    "megatron-zipf": ("megatron", _workload(GATES[2], routing=RoutingSpec("zipf")), DROPLESS),
+    "megatron-fused-zipf": ("megatron+layout=fused", _workload(GATES[2], routing=RoutingSpec("zipf")), DROPLESS),
     "deepspeed-zipf": ("deepspeed", _workload(GATES[0], routing=RoutingSpec("zipf")), DROPLESS),
 }
 
@@ -55,6 +58,8 @@ def _traced(case, world):
 @pytest.mark.parametrize("case", CASES)
 def test_peak_memory_equals_the_allocators(case, world):
     """Within 1 %: what torch's CPU allocator hands out at most during the step, above what lived before it."""
+    if world > 1 and CASES[case][0] in COPIED_BY_GLOO:
+        pytest.skip("gloo reduces a copy of what a reduce-scatter is given")
     allocated, _ = _profiled(world)[case]
     program = _traced(CASES[case], world)
     assert program.peak_bytes - program.persistent_bytes == pytest.approx(allocated, rel=0.01)
@@ -68,6 +73,7 @@ def test_operators_are_those_that_run_without_a_recorder(case, world):
     traced = [op.name for op in _traced(CASES[case], world).ops if op.kind not in ("view", "allocation", "host-read")]
     if case.startswith("fastermoe"):  # a profiler sees the copy behind `write_ints`
         traced = [name for name in traced if name != "aten::copy_"]
+    traced = ["aten::clone" if name.startswith("host::copy") else name for name in traced]  # a copy on CPUs
     assert traced == _outermost(spans, set(traced))
 
 
