@@ -8,7 +8,7 @@ T tokens of a rank, E experts, L of a rank, D model, F feed-forward.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -204,6 +204,11 @@ def run_rank(group: Group, system_name: str, instances: tuple[Instance, ...]) ->
     """What this rank observes: per instance, per step."""
     system = get(system_name)
     return [observe(system, instance, group) for instance in instances]
+
+
+def run_trials(group: Group, trials: Sequence[tuple[str, tuple[Instance, ...]]]) -> list[list[list[Observed]]]:
+    """`run_rank` for several systems, one after another: the ranks start once."""
+    return [run_rank(group, name, instances) for name, instances in trials]
 
 
 def observe(system: System, instance: Instance, group: Group) -> list[Observed]:

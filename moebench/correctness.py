@@ -23,7 +23,7 @@ import moebench.systems
 import moebench.workloads
 from moebench import check_instance, check_random, check_tempered, check_verdict, kinds, ranks
 from moebench.case import Case
-from moebench.check_instance import Instance, instance
+from moebench.check_instance import Instance, Observed, instance
 from moebench.plan_layers import layer_of
 from moebench.systems.interface import System, problem
 from moebench.systems.registry import conventions_of, get
@@ -34,6 +34,8 @@ from moebench.workloads.layer import GateSpec
 
 RANKS = 4
 RANKS_PER_NODE = 2
+TOGETHER = 8  # trials that share a start of the ranks, which takes longer than most of them
+TIMEOUT_S, TIMEOUT_MORE_S = 60.0, 15.0  # of a trial, and for each other one beside it
 REMEMBERED = ("passed", "wrong", "unsupported")  # `failed` may be the machine's fault
 
 
@@ -61,9 +63,12 @@ def check_cases(cases: Sequence[Case]) -> Iterator[Status]:
 
 def check_layers(cases: Sequence[Case]) -> Iterator[Status]:
     """Whether the system of each case computes what the reference computes."""
-    for case in cases:
-        layer = layer_of(case)
-        yield check(case.system, layer.gate, layer.dtype, case.conventions, activation=layer.activation)
+    layers = [layer_of(case) for case in cases]
+    trials = [
+        trial(case.system, layer.gate, layer.dtype, case.conventions, layer.activation)
+        for case, layer in zip(cases, layers)
+    ]
+    return check_all(trials)
 
 
 def check(
@@ -80,9 +85,7 @@ def check(
     Raises:
         InputError: unknown system, gate, dtype or conventions.
     """
-    system = get(system_name)
-    conventions = conventions_of(system, gate, conventions_name)
-    return check_conventions(system, gate, dtype, conventions, ranks=ranks, activation=activation)
+    return next(check_all([trial(system_name, gate, dtype, conventions_name, activation)], ranks))
 
 
 def check_gates(
@@ -95,8 +98,8 @@ def check_gates(
     Raises:
         InputError: as `check`.
     """
-    gates = {label: parse_label(label) for label in labels}
-    return {label: check(system_name, gate, dtype, conventions_name) for label, gate in gates.items()}
+    trials = [trial(system_name, parse_label(label), dtype, conventions_name) for label in labels]
+    return dict(zip(labels, check_all(trials)))
 
 
 def check_conventions(
@@ -109,15 +112,48 @@ def check_conventions(
     activation: str = "relu",
 ) -> Status:
     """`check` under any conventions."""
+    return next(check_all([Trial(system, gate, dtype, conventions, activation)], ranks))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a check tries: a system under a rule."""
+
+    system: System
+    gate: GateSpec
+    dtype: str
+    conventions: Conventions
+    activation: str = "relu"
+
+    def instances(self, ranks: int) -> tuple[Instance, ...]:
+        """What is run of it; see `instances`."""
+        return instances(self.system, self.gate, self.dtype, self.conventions, ranks, self.activation)
+
+
+def trial(
+    system_name: str, gate: GateSpec, dtype: str = "fp32", conventions_name: str = "common", activation: str = "relu"
+) -> Trial:
+    """The trial of a system by name.
+
+    Raises:
+        InputError: unknown system, gate, dtype or conventions.
+    """
     torch_dtype(dtype)
-    key = _key(system, gate, dtype, conventions, ranks, activation)
-    remembered = recall(key)
-    if remembered is not None:
-        return remembered
-    status = _run(system, gate, dtype, conventions, ranks, activation)
-    if status.status in REMEMBERED:
-        remember(key, status)
-    return status
+    system = get(system_name)
+    return Trial(system, gate, dtype, conventions_of(system, gate, conventions_name), activation)
+
+
+def check_all(trials: Sequence[Trial], ranks: int = RANKS) -> Iterator[Status]:
+    """What comes out of each trial, in their order: remembered, or tried together with the next ones."""
+    for start in range(0, len(trials), TOGETHER):
+        by_key = {_key(one, ranks): one for one in trials[start : start + TOGETHER]}
+        found = {key: status for key in by_key if (status := recall(key)) is not None}
+        left = {key: one for key, one in by_key.items() if key not in found}
+        for key, status in zip(left, _tried(list(left.values()), ranks), strict=True):
+            found[key] = status
+            if status.status in REMEMBERED:
+                remember(key, status)
+        yield from (found[_key(one, ranks)] for one in trials[start : start + TOGETHER])
 
 
 def instances(
@@ -142,19 +178,39 @@ def instances(
     return tuple(one for one in wanted if problem(system, one.workload, one.conventions, ranks) is None)
 
 
-def _run(
-    system: System, gate: GateSpec, dtype: str, conventions: Conventions, world: int, activation: str
-) -> Status:
-    own = instance(gate, dtype, conventions, world, activation)
-    reason = system.supports(own.workload, conventions)
-    if reason is not None:
-        return Status("unsupported", reason)
-    wanted = instances(system, gate, dtype, conventions, world, activation)
+def _tried(trials: Sequence[Trial], world: int) -> list[Status]:
+    """The statuses of trials that nobody remembers."""
+    refusals = [_refusal(one, world) for one in trials]
+    seen = iter(_seen([one for one, refusal in zip(trials, refusals) if refusal is None], world))
+    return [refusal or next(seen) for refusal in refusals]
+
+
+def _refusal(one: Trial, world: int) -> Status | None:
+    own = instance(one.gate, one.dtype, one.conventions, world, one.activation)
+    reason = one.system.supports(own.workload, one.conventions)
+    return None if reason is None else Status("unsupported", reason)
+
+
+def _seen(trials: Sequence[Trial], world: int) -> list[Status]:
+    """The statuses of trials that can run; where ranks fail, each is tried alone to find whose fault it is."""
+    if not trials:
+        return []
+    wanted = [one.instances(world) for one in trials]
+    named = tuple((one.system.name, own) for one, own in zip(trials, wanted))
+    timeout_s = TIMEOUT_S + TIMEOUT_MORE_S * (len(trials) - 1)
     try:
-        target, node = "moebench.check_instance:run_rank", node_size(world)
-        seen = ranks.run_ranks(target, world, (system.name, wanted), ranks_per_node=node)
+        seen = ranks.run_ranks(
+            "moebench.check_instance:run_trials", world, (named,), timeout_s, ranks_per_node=node_size(world)
+        )
     except ranks.RanksError as error:
-        return Status("failed", f"on {world} ranks: {error}")
+        if len(trials) > 1:
+            return [status for one in trials for status in _seen([one], world)]
+        return [Status("failed", f"on {world} ranks: {error}")]
+    return [_judged(own, [of_rank[place] for of_rank in seen], world) for place, own in enumerate(wanted)]
+
+
+def _judged(wanted: Sequence[Instance], seen: Sequence[Sequence[Sequence[Observed]]], world: int) -> Status:
+    """The status of a trial, from what each rank saw of its instances."""
     for place, one in enumerate(wanted):
         found = check_verdict.problem(one, [of_rank[place] for of_rank in seen])
         if found is not None:
@@ -174,11 +230,9 @@ def cache_folder() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moebench"
 
 
-def _key(
-    system: System, gate: GateSpec, dtype: str, conventions: Conventions, ranks: int, activation: str
-) -> str:
-    parts = [system.name, asdict(gate), dtype, asdict(conventions), ranks, activation]
-    parts += [code_hash(), torch.__version__, sys.version, _source_hash(inspect.getsourcefile(type(system)))]
+def _key(one: Trial, ranks: int) -> str:
+    parts = [one.system.name, asdict(one.gate), one.dtype, asdict(one.conventions), ranks, one.activation]
+    parts += [code_hash(), torch.__version__, sys.version, _source_hash(inspect.getsourcefile(type(one.system)))]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -31,12 +32,11 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MOEBENCH_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("conventions", ["common", "as-shipped"])
-@pytest.mark.parametrize("gate", GATES, ids=lambda g: g.label)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_right_system_passes(gate, conventions, dtype):
+def test_a_right_system_passes():
     """DeepSpeed on 2 x 2 ranks, with and without its random choices."""
-    assert check("deepspeed", gate, dtype, conventions) == Status("passed")
+    tried = list(product(GATES, ("fp32", "bf16"), ("common", "as-shipped")))
+    found = correctness.check_all([correctness.trial("deepspeed", *one) for one in tried])
+    assert [one for one, status in zip(tried, found, strict=True) if status != Status("passed")] == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -269,11 +269,11 @@ def test_a_check_is_remembered_until_something_changes(monkeypatch):
     """The second call reads the answer; other code, dtype or conventions ask again; nothing else does."""
     calls = []
 
-    def run(*arguments):
-        calls.append(arguments)
-        return Status("wrong", "because")
+    def run(trials, ranks):
+        calls.extend(trials)
+        return [Status("wrong", "because")] * len(trials)
 
-    monkeypatch.setattr(correctness, "_run", run)
+    monkeypatch.setattr(correctness, "_tried", run)
     assert check("hetumoe", SWITCH) == check("hetumoe", SWITCH) == Status("wrong", "because")
     assert len(calls) == 1
     check("hetumoe", SWITCH, "bf16")
@@ -299,10 +299,33 @@ def test_a_failure_is_not_remembered(monkeypatch):
     assert not list(cache_folder().rglob("*.json"))
 
 
+def test_trials_share_a_start_and_one_that_kills_its_ranks_takes_none_along(monkeypatch):
+    """Statuses come in order; what is remembered or unsupported starts nothing; the guilty one alone failed."""
+    starts = []
+
+    def run(target, world, arguments, *rest, **more):
+        names = [name for name, _ in arguments[0]]
+        starts.append(names)
+        if "broken" in names:
+            raise RanksError("rank 2 died of signal 9")
+        return [[[] for _ in names]] * world
+
+    monkeypatch.setattr(correctness.ranks, "run_ranks", run)
+    monkeypatch.setattr(correctness, "_judged", lambda *a: Status("passed"))
+    names = [("hetumoe", SWITCH), ("deepspeed", SWITCH), ("hetumoe", GSHARD), ("deepspeed", GateSpec("hash", 1))]
+    trials = [correctness.trial(*pair) for pair in names]
+    assert [s.status for s in correctness.check_all(trials)] == ["passed"] * 3 + ["unsupported"]
+    assert starts == [["hetumoe", "deepspeed", "hetumoe"]]
+    broken = replace(trials[1], system=_Broken(ReferenceLayer))
+    found = list(correctness.check_all([correctness.trial("reference", SWITCH), broken, trials[0]]))
+    assert [s.status for s in found] == ["passed", "failed", "passed"]
+    assert starts[1:] == [["reference", "broken"], ["reference"], ["broken"]]
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"word": 1}'])
 def test_a_damaged_memory_is_ignored(monkeypatch, content):
     """A torn file in the cache only costs the time to check again."""
-    monkeypatch.setattr(correctness, "_run", lambda *a: Status("passed"))
+    monkeypatch.setattr(correctness, "_tried", lambda trials, ranks: [Status("passed")] * len(trials))
     check("hetumoe", SWITCH)
     (path,) = cache_folder().rglob("*.json")
     path.write_text(content)
@@ -314,7 +337,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
     """A file in the place of the folder: checks run, nothing is remembered."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MOEBENCH_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(correctness, "_run", lambda *a: Status("passed"))
+    monkeypatch.setattr(correctness, "_tried", lambda trials, ranks: [Status("passed")] * len(trials))
     assert check("hetumoe", SWITCH) == Status("passed")
 
 
