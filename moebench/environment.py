@@ -33,9 +33,11 @@ def environment(command: Sequence[str] | None = None, seed: int | None = None) -
         seed: of the run.
     """
     import moebench
+    from moebench.sim import COST_MODEL
 
     return {
         "moebench": moebench.__version__,
+        "cost_model": COST_MODEL,
         "command": command_line(sys.argv if command is None else command),
         "seed": seed,
         "python": platform.python_version(),
