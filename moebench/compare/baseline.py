@@ -80,7 +80,7 @@ def write_baseline(base: Path, name: str, exact: Side, pool: Mapping[str, Any] |
 def _exact_document(name: str, side: Side) -> dict[str, Any]:
     cases: dict[str, dict[str, Any]] = {}
     for (case, engine), info in side.cases.items():
-        facts = {"hash": info.hash, "status": info.status, "reason": info.reason, "torch": info.torch}
+        facts: dict[str, Any] = {"hash": info.hash, "status": info.status, "reason": info.reason, "torch": info.torch}
         facts |= {"cost_model": info.cost_model, "machine": info.machine}
         said = {name: fact for name, fact in facts.items() if name == "hash" or fact not in (None, "")}
         cases.setdefault(case, {})[engine] = {"of": said}
