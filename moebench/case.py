@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from moebench.workloads.workload import Workload
@@ -58,7 +59,7 @@ class Case:
         """
         return f"{self.point}/{self.system}"
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """16 hex digits over everything that decides the number."""
         text = json.dumps(asdict(self) | {"assumptions": dict(self.assumptions)}, sort_keys=True, default=str)

@@ -4,13 +4,13 @@ Apart from moebench.explain, which finds the facts, so that wording can change w
 """
 
 from moebench.explain import Breakdown, Comparison, OperatorPart
-from moebench.quantities import amount, memory, times
+from moebench.quantities import a, amount, memory, times
 
 LEAST_SHARE = 0.0005  # smaller shares would be written as 0.0 %
 
 def words(found: Breakdown, top: int = 3) -> list[str]:
     """What a person would say about a case, a sentence each."""
-    said = [f"{found.case} takes {times(found.step_s)} a {found.what}{_interval(found)}."]
+    said = [f"{found.case} takes {times(found.step_s)} {a(found.what)}{_interval(found)}."]
     fits = "It" if found.fits else "It does not fit into the device's memory: it"
     said.append(f"{fits} holds {memory(found.peak_bytes)} at its peak.")
     if found.step_s <= 0:
@@ -44,7 +44,7 @@ def difference_words(found: Comparison, top: int = 3) -> list[str]:
     gap = abs(found.delta_s)
     ratio = f"{slow.step_s / fast.step_s:.2f} times as long as" if fast.step_s > 0 else "longer than"
     said = [
-        f"{names[slow.case]} takes {times(slow.step_s)} a {slow.what}, {ratio} {names[fast.case]} with "
+        f"{names[slow.case]} takes {times(slow.step_s)} {a(slow.what)}, {ratio} {names[fast.case]} with "
         f"{times(fast.step_s)}: {times(gap)} more."
     ]
     said += [

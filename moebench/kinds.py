@@ -21,6 +21,8 @@ class Kind:
         check_key: `(case) -> key`: cases of one key are right or wrong together.
         check: `(cases) -> Status of each`, in their order; one case of each key.
         programs: `(case, topology) -> Programs`, for every topology of that size; raises Unsupported or Skipped.
+        refusal: `(case, topology) -> (status, reason) or None`: why the case isn't run on real ranks, as far as that is
+            known before any of them is started.
         step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.
         finish: `(case, topology, rows of an engine) -> rows`: what means something, and what follows from it.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
@@ -32,6 +34,7 @@ class Kind:
     check_key: str
     check: str
     programs: str
+    refusal: str
     step: str
     finish: str
     obtain: str
@@ -45,6 +48,7 @@ KINDS = {
         check_key="plan_layers:check_key",
         check="correctness:check_layers",
         programs="trace.layer:programs_of",
+        refusal="plan_layers:refusal",
         step="local.step:layer_step",
         finish="sim.rows:unchanged",
         obtain="claims.query:obtain_layers",
@@ -56,10 +60,23 @@ KINDS = {
         check_key="plan_kernels:check_key",
         check="check_kernels:check",
         programs="trace.kernel:programs_of",
+        refusal="plan_kernels:refusal",
         step="local.kernel_step:kernel_step",
         finish="kernel_rows:finish",
         obtain="claims.kernel_query:obtain",
         view="report.kernel_view:experiment_view",
+    ),
+    "exchange": Kind(
+        cases="plan_exchanges:cases",
+        names="plan_exchanges:names",
+        check_key="plan_exchanges:check_key",
+        check="check_exchanges:check",
+        programs="trace.alone:programs_of",
+        refusal="plan_exchanges:refusal",
+        step="local.exchange_step:exchange_step",
+        finish="exchange_rows:finish",
+        obtain="claims.exchange_query:obtain",
+        view="report.exchange_view:experiment_view",
     ),
 }
 

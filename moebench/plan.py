@@ -12,13 +12,12 @@ from moebench.case import Case
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.machine import Topology
 from moebench.workloads.places import ON_THIS_MACHINE, THIS_MACHINE
-from moebench.workloads.suite import Experiment, KernelExperiment, LayerExperiment, Suite
+from moebench.workloads.suite import AnyExperiment, Experiment, Suite
 
 ENGINES = ("auto", "local", "cluster", "sim")
 QUICK_SAMPLES = 32
 
 Load = Callable[[str], Topology]
-AnyExperiment = LayerExperiment | KernelExperiment
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Context:
 
     def places(self, experiment: Experiment) -> list[Place]:
         """Where an experiment runs, node types in the suite's order."""
-        own = [Place(size, gpu, f"{size}-{gpu}") for gpu in experiment.node_types for size in experiment.sizes]
+        own = [Place(*_size_and_gpu(name), name) for name in experiment.topologies]
         if not self.filters.topologies:
             return own
         found: dict[str, Place] = {}
@@ -168,13 +167,14 @@ def chosen_experiments(suite: Suite, filters: Filters) -> list[AnyExperiment]:
 
 def place_names(experiments: Sequence[Experiment]) -> set[str]:
     """Sizes, node types and topologies of some experiments."""
-    return {
-        name
-        for e in experiments
-        for size in e.sizes
-        for gpu in e.node_types
-        for name in (size, gpu, f"{size}-{gpu}")
-    }
+    topologies = [name for e in experiments for name in e.topologies]
+    return {part for name in topologies for part in (name, *_size_and_gpu(name))}
+
+
+def _size_and_gpu(topology: str) -> tuple[str, str]:
+    """`4x8` and `titan-rtx` of `4x8-titan-rtx`."""
+    size, _, gpu = topology.partition("-")
+    return size, gpu
 
 
 def engine_of(topology: Topology, engine: str) -> str:

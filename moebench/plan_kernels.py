@@ -9,6 +9,7 @@ from itertools import product
 from moebench.case import Case
 from moebench.plan import Context, Filters, engine_of, wanted
 from moebench.workloads.kernel import KernelWorkload, combined
+from moebench.workloads.machine import Topology
 from moebench.workloads.suite import KernelExperiment, KernelGrid
 
 ONE_DEVICE = "1x1"
@@ -63,6 +64,12 @@ def check_key(case: Case) -> tuple[Hashable, ...]:
     # On a device of this machine the check runs there, in the case's own dtype.
     place = "here" if case.engine == "local" else "described"
     return case.implementation, kernel.op, kernel.variant, kernel.dtype, kernel.top_k, kernel.direction, place
+
+
+def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
+    """Why several real ranks don't run a case."""
+    reason = kernel_of(case).problem(topology.ranks)
+    return None if reason is None else ("unsupported", reason)
 
 
 def kernel_of(case: Case) -> KernelWorkload:

@@ -14,6 +14,7 @@ from moebench.plan import Context, Filters, Place, engine_of, wanted
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.experts import experts_for
 from moebench.workloads.layer import GateSpec, LayerWorkload
+from moebench.workloads.machine import Topology
 from moebench.workloads.suite import LayerExperiment
 
 
@@ -96,6 +97,20 @@ def check_key(case: Case) -> tuple[Hashable, ...]:
     """Cases of one key are right or wrong together: a check instance tries the system's rule, not the sizes."""
     layer = layer_of(case)
     return case.system, layer.gate, layer.dtype, case.conventions, layer.activation
+
+
+def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
+    """Why real ranks can't run a case: its system says so, or is not there."""
+    from moebench.systems.interface import problem
+    from moebench.systems.registry import conventions_of, get
+
+    try:
+        system, layer = get(case.system), layer_of(case)
+        conventions = conventions_of(system, layer.gate, case.conventions)
+        reason = problem(system, layer, conventions, topology.ranks)
+    except InputError as error:
+        reason = str(error)
+    return None if reason is None else ("unsupported", reason)
 
 
 def layer_of(case: Case) -> LayerWorkload:

@@ -23,6 +23,11 @@ def amount(value: float, unit: str) -> str:
     return f"{_three(value / scale)} {prefix}{unit}"
 
 
+def a(noun: str) -> str:
+    """`a step`, `an exchange`."""
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
+
+
 def memory(size_bytes: float) -> str:
     """`14.8 GiB`: device memory is sold in binary units."""
     return f"{_three(size_bytes / GIB)} GiB"

@@ -9,22 +9,33 @@ from typing import Any
 from zipfile import is_zipfile
 
 from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.exchange import size_words
 from moebench.workloads.kernel import OPERATIONS, KernelWorkload, combined
 from moebench.workloads.layer import GateSpec, RoutingSpec
 from moebench.workloads.places import SUITES, find, names
-from moebench.workloads.schema import (
+from moebench.workloads.schema import check_data, parse_file
+from moebench.workloads.suite import (
+    AnyExperiment,
+    ExchangeExperiment,
+    KernelExperiment,
+    KernelGrid,
+    LayerExperiment,
+    LayerShape,
+    Suite,
+)
+from moebench.workloads.suite_schema import (
+    ExchangeExperimentFile,
     KernelExperimentFile,
     KernelGridFile,
     LayerExperimentFile,
     LayerFile,
     SuiteFile,
-    check_data,
-    parse_file,
 )
-from moebench.workloads.suite import KernelExperiment, KernelGrid, LayerExperiment, LayerShape, Suite
 from moebench.workloads.toml_file import Key, TomlFile, dotted, read_toml
+from moebench.workloads.units import BYTES, parse_quantity
 
 Where = Callable[[Sequence[Key]], str]  # file and line of a key path
+MOST_PAYLOAD_BYTES = 2**40
 
 
 def suite_names() -> tuple[str, ...]:
@@ -66,7 +77,7 @@ def check_suite(suite: Suite, where: str) -> None:
         if isinstance(experiment, KernelExperiment):
             for grid in experiment.kernels:
                 check_grid(grid, partial(_below, place))
-        else:
+        elif isinstance(experiment, LayerExperiment):
             for gate in experiment.gates:
                 gate_spec(gate.label, place)
 
@@ -78,6 +89,10 @@ def to_file(suite: Suite) -> dict[str, Any]:
     for experiment, loaded in zip(data["experiments"], suite.experiments):
         if isinstance(loaded, LayerExperiment):
             experiment["gates"] = [gate.label for gate in loaded.gates]
+        if isinstance(loaded, ExchangeExperiment):
+            sizes = [loaded.payload_bytes, *(size for size in loaded.payloads_bytes if size != loaded.payload_bytes)]
+            experiment["payloads"] = [f"{size} B" for size in sizes]
+            del experiment["payloads_bytes"], experiment["payload_bytes"]
         experiment["figure"] = experiment["figure"] or None
     return data
 
@@ -142,11 +157,39 @@ def _check_shapes(grid: KernelGrid, where: Where) -> None:
 
 
 def _experiment(
-    model: LayerExperimentFile | KernelExperimentFile, file: TomlFile, index: int
-) -> LayerExperiment | KernelExperiment:
+    model: LayerExperimentFile | KernelExperimentFile | ExchangeExperimentFile, file: TomlFile, index: int
+) -> AnyExperiment:
     if isinstance(model, KernelExperimentFile):
         return _kernel_experiment(model, file, index)
+    if isinstance(model, ExchangeExperimentFile):
+        return _exchange_experiment(model, file, index)
     return _layer_experiment(model, file, index)
+
+
+def _exchange_experiment(model: ExchangeExperimentFile, file: TomlFile, index: int) -> ExchangeExperiment:
+    where = file.where(["experiments", index, "payloads"])
+    payloads = [round(parse_quantity(size, BYTES, where)) for size in model.payloads]
+    for size in payloads:
+        if not 0 < size <= MOST_PAYLOAD_BYTES:
+            raise InputError(f"{where}: a payload of {size} bytes; between 1 B and {size_words(MOST_PAYLOAD_BYTES)}")
+        if payloads.count(size) > 1:
+            raise InputError(f"{where}: {size_words(size)} stands there twice")
+    return ExchangeExperiment(
+        name=model.name,
+        title=model.title,
+        question=model.question,
+        metric=model.metric,
+        sizes=tuple(model.sizes),
+        node_types=tuple(model.node_types),
+        figure={} if model.figure is None else model.figure.model_dump(),
+        not_published=tuple(model.not_published),
+        caveats=tuple(model.caveats),
+        exchanges=tuple(dict.fromkeys(model.exchanges)),
+        payloads_bytes=tuple(sorted(payloads)),
+        payload_bytes=payloads[0],
+        dtypes=tuple(dict.fromkeys(model.dtypes)),
+        also=tuple(model.also),
+    )
 
 
 def _kernel_experiment(model: KernelExperimentFile, file: TomlFile, index: int) -> KernelExperiment:

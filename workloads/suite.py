@@ -67,6 +67,11 @@ class Experiment:
     not_published: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
 
+    @property
+    def topologies(self) -> tuple[str, ...]:
+        """Names of its topologies, node types in the suite's order."""
+        return tuple(f"{size}-{gpu}" for gpu in self.node_types for size in self.sizes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerExperiment(Experiment):
@@ -98,6 +103,38 @@ class KernelExperiment(Experiment):
         return tuple(dict.fromkeys(name for grid in self.kernels for name in grid.implementations))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExchangeExperiment(Experiment):
+    """Exchanges between all ranks.
+
+    Attributes:
+        exchanges: those that it compares.
+        payloads_bytes: bytes that a rank sends in all, rising; every topology runs all of them.
+        payload_bytes: the one that is assumed where a claim names none.
+        also: topologies besides those of `sizes` and `node_types`, and no assumption: machines that others measured on.
+    """
+
+    exchanges: tuple[str, ...]
+    payloads_bytes: tuple[int, ...]
+    payload_bytes: int
+    dtypes: tuple[str, ...] = ("fp32",)
+    also: tuple[str, ...] = ()
+    kind: str = "exchange"
+
+    @property
+    def topologies(self) -> tuple[str, ...]:
+        """Those of its sizes and node types, then the others."""
+        return tuple(dict.fromkeys([*super().topologies, *self.also]))
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The exchanges, by the name that every kind has for what it compares."""
+        return self.exchanges
+
+
+AnyExperiment = LayerExperiment | KernelExperiment | ExchangeExperiment
+
+
 @dataclass(frozen=True)
 class Suite:
     """The reproduction of one paper, or a user's own file.
@@ -110,7 +147,7 @@ class Suite:
     name: str
     title: str
     paper: str
-    experiments: tuple[LayerExperiment | KernelExperiment, ...]
+    experiments: tuple[AnyExperiment, ...]
     reported: str | None = None
     samples: int = 256
     seed: int = 0

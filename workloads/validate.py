@@ -9,8 +9,9 @@ from moebench.workloads.load_machine import load_hardware, load_topology
 from moebench.workloads.load_suite import load_suite
 from moebench.workloads.machine import STATUSES, Parameter
 from moebench.workloads.parameters import HARDWARE_SPECS, LINK_SPECS
-from moebench.workloads.schema import HardwareFile, Strict, SuiteFile, TopologyFile
+from moebench.workloads.schema import HardwareFile, Strict, TopologyFile
 from moebench.workloads.suite import Experiment, Suite
+from moebench.workloads.suite_schema import SuiteFile
 from moebench.workloads.toml_file import TomlFile, read_toml
 
 Reader = Callable[[Path], str]
@@ -71,12 +72,11 @@ def _check_suite(path: Path) -> str:
 
 def _check_places(suite: Suite, experiment: Experiment) -> None:
     """Every topology of an experiment exists."""
-    for node_type in experiment.node_types:
-        for size in experiment.sizes:
-            try:
-                load_topology(f"{size}-{node_type}")
-            except InputError as error:
-                raise InputError(f"{suite.source_path}: experiments.{experiment.name}: {error}") from None
+    for name in experiment.topologies:
+        try:
+            load_topology(name)
+        except InputError as error:
+            raise InputError(f"{suite.source_path}: experiments.{experiment.name}: {error}") from None
 
 
 def _counted(parameters: Mapping[str, Parameter]) -> str:

@@ -7,12 +7,12 @@ from moebench import kinds
 from moebench.claims.query import Obtained, StepTimes
 from moebench.claims.reported import Claim
 from moebench.claims.scope import experiment_of
-from moebench.results.rows import Row
+from moebench.results.rows import CPU_BOUND, Row
 from moebench.results.store import RunFolder
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
-METRICS = ("step_time", "kernel_time", "device_bytes", "flops", "launches")
+METRICS = ("step_time", "kernel_time", "collective_time", "time_if", "device_bytes", "flops", "launches")
 
 
 class Evidence:
@@ -36,6 +36,15 @@ class Evidence:
     def kernels(self) -> tuple[Row, ...]:
         """Rows of kernels, samples left out."""
         return tuple(row for row in self.rows if row.op is not None and row.sample is None)
+
+    @cached_property
+    def exchanges(self) -> tuple[Row, ...]:
+        """Rows of exchanges, samples and what was slowed down by processors left out."""
+        return tuple(
+            row
+            for row in self.rows
+            if row.payload_bytes is not None and row.sample is None and row.detail.get("mark") != CPU_BOUND
+        )
 
 
 def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:

@@ -47,12 +47,14 @@ class Condition:
         values: by draw, in the claim's unit, index 0 the nominal machine; NaN where there is none.
         missing: by draw, why there is no value: one of verdict.OUT_OF_MEMORY.
         topologies: of its points.
+        words: of a finding, its word by draw; `values` is then what it is about, the mean speedup over its points.
     """
 
     assumption: Assumption
     values: np.ndarray
     missing: np.ndarray
     topologies: tuple[str, ...]
+    words: np.ndarray | None = None
 
     @property
     def sampled(self) -> slice:
@@ -68,6 +70,8 @@ class Obtained:
         conditions: the default assumption first.
         planned: assumptions that the suite plans for the claim.
         points: cases a condition ranges over; lacking: how many of them the default assumption has no rows for.
+        detail: what else a reader should know of the value, as part of a sentence.
+        needs: what would have to be otherwise for the claim to hold, as the end of a sentence.
     """
 
     engine: str
@@ -75,6 +79,8 @@ class Obtained:
     planned: int
     points: int
     lacking: int = 0
+    detail: str = ""
+    needs: str = ""
 
 
 class StepTimes:
@@ -187,18 +193,18 @@ def _condition(
     claim: Claim, assumption: Assumption, its_points: Sequence[Point], systems: Sequence[str], rows: Mapping[Key, Row]
 ) -> Condition:
     draws = max(len(rows[p, s].draws) for p in its_points for s in systems) or 1
-    ours = np.array([_draws(rows[p, systems[0]], draws) for p in its_points])
+    ours = np.array([drawn(rows[p, systems[0]], draws) for p in its_points])
     if claim.metric in STEP_TIMES:
         values, missing = ours / UNITS[claim.unit][1], np.where(np.isnan(ours), SYSTEM_OUT, "")
     else:
-        theirs = np.array([[_draws(rows[p, s], draws) for p in its_points] for s in systems[1:]])
+        theirs = np.array([[drawn(rows[p, s], draws) for p in its_points] for s in systems[1:]])
         values, missing = speedups(ours, theirs)
     values, missing = reduced(claim, values, missing)
     return Condition(assumption, values, missing, tuple(dict.fromkeys(p.topology for p in its_points)))
 
 
-def _draws(row: Row, count: int) -> np.ndarray:
-    """Step time by draw, NaN where it runs out of memory; a row without draws is the same in each."""
+def drawn(row: Row, count: int) -> np.ndarray:
+    """Time by draw, NaN where it runs out of memory; a row without draws is the same in each."""
     if not row.draws:
         return np.full(count, np.nan if row.value is None else row.value)
     if len(row.draws) != count:

@@ -1,7 +1,8 @@
 """What papers report, as Claims: one row of a CSV file, checked. Bad input names file, line and column.
 
 The packaged files lie in moebench.reported, one a paper; `compared_with.csv` beside them lists the baselines that each
-paper compared with, which is what `best-other` means; `implementations.csv` says which kernel a name stands for.
+paper compared with, which is what `best-other` means; `implementations.csv` says which kernel a name
+stands for, `exchanges.csv` which exchange.
 """
 
 import csv
@@ -57,6 +58,7 @@ BEST_OTHER = "best-other"
 INDEPENDENT = "independent"  # how the note of a row begins that is not the paper's own word
 COMPARED_FILE = "compared_with.csv"
 IMPLEMENTATIONS_FILE = "implementations.csv"
+EXCHANGES_FILE = "exchanges.csv"
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Claim:
 def papers() -> tuple[str, ...]:
     """Papers with reported numbers."""
     names = [entry.name for entry in files("moebench.reported").iterdir()]
-    beside = (COMPARED_FILE, IMPLEMENTATIONS_FILE)
+    beside = (COMPARED_FILE, IMPLEMENTATIONS_FILE, EXCHANGES_FILE)
     return tuple(sorted(n.removesuffix(".csv") for n in names if n.endswith(".csv") and n not in beside))
 
 
@@ -137,6 +139,19 @@ def implementations() -> Mapping[str, tuple[str, str]]:
     """Names that papers give to kernels -> operator and implementation of the registry of kernels."""
     text = (files("moebench.reported") / IMPLEMENTATIONS_FILE).read_text(encoding="utf-8")
     return {row["name"]: (row["op"], row["implementation"]) for row in csv.DictReader(text.splitlines())}
+
+
+@cache
+def exchanges() -> Mapping[str, str]:
+    """Names that papers give to exchanges -> what they are called here."""
+    text = (files("moebench.reported") / EXCHANGES_FILE).read_text(encoding="utf-8")
+    return {row["name"]: row["exchange"] for row in csv.DictReader(text.splitlines())}
+
+
+def own_names(claim: Claim) -> set[str]:
+    """What a claim's system is called: by its paper, and in result rows."""
+    kernel = implementations().get(claim.system, ("", claim.system))[1]
+    return {claim.system, kernel, exchanges().get(claim.system, claim.system)}
 
 
 def load_claims(path: Path) -> tuple[Claim, ...]:

@@ -4,6 +4,7 @@ A maximum ranges over these points under one assumption, never over assumptions:
 uncertainty, not a choice.
 """
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ from moebench.claims.reported import Claim
 from moebench.plan_layers import Assumption, assumptions
 from moebench.workloads.experts import experts_for
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.suite import KernelExperiment, LayerExperiment, Suite
+from moebench.workloads.suite import AnyExperiment, LayerExperiment, Suite
 
 _KEYS = ("gate", "batch_size", "nodes", "gpus_per_node", "gpus", "dtype")
 _EVERYTHING = ("all", "in general")
+_BOUNDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 class CantAnswer(Exception):
@@ -34,7 +36,7 @@ class Point:
     conventions: str = "common"
 
 
-def experiment_of(claim: Claim, suite: Suite) -> LayerExperiment | KernelExperiment:
+def experiment_of(claim: Claim, suite: Suite) -> AnyExperiment:
     """The experiment that a claim belongs to."""
     for experiment in suite.experiments:
         if experiment.name == claim.experiment:
@@ -51,13 +53,11 @@ def points(claim: Claim, experiment: LayerExperiment) -> list[tuple[Assumption, 
         CantAnswer: the scope names what the experiment doesn't have.
     """
     for key, value in claim.scope.items():
-        if key == "scope" and value.lower().startswith(_EVERYTHING):
-            continue
-        if key not in _KEYS:
+        if key not in _KEYS and not is_everything(key, value):
             raise CantAnswer(f"no experiment here is organised by {key} ({key}={value})")
     gates = [g for g in experiment.gates if named(claim, "gate", (g.label, g.name))]
     batch_sizes = [b for b in experiment.batch_sizes if named(claim, "batch_size", (b,))]
-    sizes = [s for s in experiment.sizes if _is_size(claim, s)]
+    sizes = [s for s in experiment.sizes if is_size(claim, s)]
     dtypes = [d for d in (experiment.layer.dtype,) if named(claim, "dtype", (d,))]
     for what, found in (("gate", gates), ("batch size", batch_sizes), ("topology", sizes), ("dtype", dtypes)):
         if not found:
@@ -95,14 +95,38 @@ def ranks_of(size: str) -> int:
 
 
 def named(claim: Claim, key: str, names: Iterable[object]) -> bool:
-    """Whether a claim's scope leaves `key` open or lists one of `names` (separated by commas)."""
+    """Whether a claim's scope leaves `key` open or lists one of `names` (separated by commas).
+
+    Numbers may be listed as a range with its ends, `1e3..2e8`, or by a bound: `<256`, `>=8`.
+    """
     if key not in claim.scope:
         return True
-    wanted = {part.strip() for part in claim.scope[key].split(",")}
-    return any(str(name) in wanted for name in names)
+    wanted = [part.strip() for part in claim.scope[key].split(",")]
+    return any(str(name) == part or _admits(part, name) for name in names for part in wanted)
 
 
-def _is_size(claim: Claim, size: str) -> bool:
+def _admits(part: str, name: object) -> bool:
+    """Whether a range or a bound holds a number."""
+    if isinstance(name, bool) or not isinstance(name, int | float | str):
+        return False
+    try:
+        value = float(name)
+        low, dots, high = part.partition("..")
+        if dots:
+            return float(low) <= value <= float(high)
+        sign = next((s for s in _BOUNDS if part.startswith(s)), None)
+        return sign is not None and _BOUNDS[sign](value, float(part.removeprefix(sign)))
+    except ValueError:
+        return False
+
+
+def is_everything(key: str, value: str) -> bool:
+    """Whether a pair of a scope says that all cases are meant."""
+    return key == "scope" and value.lower().startswith(_EVERYTHING)
+
+
+def is_size(claim: Claim, size: str) -> bool:
+    """Whether nodes, GPUs a node and GPUs in all of `4x8` are in a claim's scope."""
     nodes, _, gpus = size.partition("x")
     return (
         named(claim, "nodes", (nodes,))

@@ -39,7 +39,7 @@ class Score:
     claim: Claim
     verdict: str
     why: str
-    obtained: float | None = None
+    obtained: float | str | None = None
     low: float | None = None
     high: float | None = None
     error: float | None = None
@@ -121,11 +121,11 @@ def summary(scores: Sequence[Score]) -> dict[str, int]:
 
 
 def _judged(claim: Claim, found: Obtained, suite: Suite, topologies: Mapping[str, Topology]) -> Score:
-    words = [v.words_of(claim, c.values, c.missing) for c in found.conditions]
+    words = [v.words_of(claim, c.values if c.words is None else c.words, c.missing) for c in found.conditions]
     sampled = [w[c.sampled] for w, c in zip(words, found.conditions)]
     agreement = v.pool(sampled)
     default = found.conditions[0]
-    nominal = None if np.isnan(default.values[0]) else float(default.values[0])
+    nominal = _nominal(default)
     factors = _factors(found, sampled, suite, topologies, agreement.focus)
     low, high = _interval(found.conditions)
     fitted = _fitted_to(claim, found, topologies)
@@ -136,7 +136,7 @@ def _judged(claim: Claim, found: Obtained, suite: Suite, topologies: Mapping[str
         obtained=nominal,
         low=low,
         high=high,
-        error=None if nominal is None else v.error_of(claim, nominal),
+        error=None if nominal is None or isinstance(nominal, str) else v.error_of(claim, nominal),
         engine=found.engine,
         share=agreement.share,
         shares=agreement.shares,
@@ -149,6 +149,13 @@ def _judged(claim: Claim, found: Obtained, suite: Suite, topologies: Mapping[str
     return result
 
 
+def _nominal(condition: Condition) -> float | str | None:
+    """The value of a condition, or the word of a finding, on the nominal machine."""
+    if condition.words is not None:
+        return str(condition.words[0])
+    return None if np.isnan(condition.values[0]) else float(condition.values[0])
+
+
 def _null(claim: Claim) -> dict[str, Any]:
     ours = v.null_value(claim)
     if ours is None:
@@ -157,7 +164,10 @@ def _null(claim: Claim) -> dict[str, Any]:
 
 
 def _interval(conditions: Iterable[Condition]) -> tuple[float | None, float | None]:
-    """5 to 95 % of the draws that have a value, assumptions with equal weight; nothing for a single draw."""
+    """5 to 95 % of the draws that have a value, assumptions with equal weight; nothing for a single draw, or words."""
+    conditions = [c for c in conditions if c.words is None]
+    if not conditions:
+        return None, None
     values = [c.values[c.sampled] for c in conditions]
     numbers = np.concatenate(values)
     weights = np.concatenate([np.full(len(part), 1 / len(part)) for part in values])

@@ -53,6 +53,19 @@ def word_of(claim: Claim, ours: float | str) -> str:
     return DIRECTION_ONLY if same_winner else CONTRADICTED
 
 
+def reproduces(claim: Claim, values: np.ndarray) -> np.ndarray:
+    """Where `word_of` says `reproduced`, for many numbers at once."""
+    target = float(claim.value)
+    error = np.abs(values - target)
+    if claim.kind != EXACT:
+        reference = abs(target - 1) if claim.kind == RATIO else abs(target)
+        error = np.where(error == 0, 0.0, error / reference if reference else np.inf)
+    right_side = {"at-least": values >= target, "at-most": values <= target}.get(claim.relation)
+    limit = 0.0 if claim.kind == EXACT else TOLERANCE
+    close = error <= limit * (1 + 1e-9)
+    return close if right_side is None else close | right_side
+
+
 def null_value(claim: Claim) -> float | None:
     """What the null model "no difference" predicts: ratio 1, fraction 0; nothing for other units."""
     return {RATIO: 1.0, FRACTION: 0.0}.get(claim.kind)
@@ -100,8 +113,10 @@ def words_of(claim: Claim, values: np.ndarray, missing: np.ndarray) -> np.ndarra
     """One word a draw: of its value, or why it has none.
 
     Args:
-        values: in the claim's unit, NaN where there is none.
-        missing: one of `OUT_OF_MEMORY` where a value is NaN.
+        values: in the claim's unit, NaN where there is none; of a finding, its words.
+        missing: one of `OUT_OF_MEMORY` where there is none.
     """
+    if values.dtype == object:
+        return np.array([str(m) or word_of(claim, str(word)) for word, m in zip(values, missing)], dtype=object)
     words = [str(m) if np.isnan(v) else word_of(claim, float(v)) for v, m in zip(values, missing)]
     return np.array(words, dtype=object)

@@ -8,6 +8,7 @@ from moebench.claims.query import Obtained
 from moebench.claims.reported import EXACT, FRACTION, RATIO, Claim
 from moebench.claims.words import factor_words, level_words, outcome_words
 
+TOLD_LEVELS = 3  # of an assumption with more levels, those at which most draws agree
 _RELATION = {
     "equal": "",
     "at-least": "at least ",
@@ -38,7 +39,7 @@ def reported(claim: Claim) -> str:
 
 def why_judged(
     claim: Claim,
-    nominal: float | None,
+    nominal: float | str | None,
     agreement: v.Agreement,
     factors: Sequence[Influence],
     found: Obtained,
@@ -46,9 +47,10 @@ def why_judged(
 ) -> str:
     """Obtained against reported, how many draws agree, and what decides."""
     ours = quantity(claim, nominal) if nominal is not None else "nothing to compare on the default machine"
-    start = f"{ours} against {reported(claim)}"
+    start = f"{ours} against {reported(claim)}{f' ({found.detail})' if found.detail else ''}"
     if fitted:
         return f"{start}; {fitted} was fitted to this claim's data"
+    needs = f"; {found.needs}" if found.needs else ""
     draws = sum(len(c.values[c.sampled]) for c in found.conditions)
     one = "the nominal machine" if found.engine == "sim" else "the machine measured"
     over = one if draws == 1 else f"{draws:,} draws"
@@ -57,10 +59,10 @@ def why_judged(
     if agreement.word == v.DEPENDS:
         told = _largest(agreement.shares)
         outcomes = ", ".join(f"{outcome_words(word)} in {_percent(share)}" for word, share in told)
-        return f"{start}; of {over}: {outcomes}{_decider(factors, agreement.focus, found)}{_short(found)}"
+        return f"{start}; of {over}: {outcomes}{_decider(factors, agreement.focus, found)}{_short(found)}{needs}"
     if draws == 1:
-        return f"{start}: {outcome_words(agreement.top)} on {over}{_short(found)}"
-    return f"{start}: {outcome_words(agreement.top)} in {_percent(agreement.share)} of {over}{_short(found)}"
+        return f"{start}: {outcome_words(agreement.top)} on {over}{_short(found)}{needs}"
+    return f"{start}: {outcome_words(agreement.top)} in {_percent(agreement.share)} of {over}{_short(found)}{needs}"
 
 
 def why_partial(found: Obtained) -> str:
@@ -86,7 +88,13 @@ def _decider(factors: Sequence[Influence], focus: str, found: Obtained) -> str:
         draws = max(len(c.values[c.sampled]) for c in found.conditions)
         return f"; {draws} draws are too few to tell what decides" if worth else "; no single parameter decides"
     first = named[0]
-    parts = [f"{_percent(share)} with {level_words(first.name, level)}" for level, share in first.contrast.items()]
+    is_long = len(first.contrast) > TOLD_LEVELS + 1
+    levels = list(first.contrast.items())
+    if is_long:
+        levels.sort(key=lambda item: -item[1])
+    parts = [f"{_percent(share)} with {level_words(first.name, level)}" for level, share in levels]
+    if is_long:
+        parts = [*parts[:TOLD_LEVELS], f"at most {_percent(levels[TOLD_LEVELS][1])} with the others"]
     then = f"; then {factor_words(named[1].name)} ({_percent(named[1].eta_squared)})" if len(named) > 1 else ""
     explains = f"explains {_percent(first.eta_squared)} of the variation between draws"
     ends = f"{outcome_words(focus)} in {', '.join(parts)}"

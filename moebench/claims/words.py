@@ -1,7 +1,7 @@
 """How outcomes, assumptions and rules are called, the same in the terminal, the report and every sentence of why."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from moebench.claims import verdict as v
 from moebench.claims.reported import BEST_OTHER, Claim
@@ -19,9 +19,19 @@ _OUTCOMES = {
     v.BASELINE_OUT: "the baseline out of memory",
     v.SYSTEM_OUT: "the system out of memory",
 }
-_ASSUMPTIONS = {"gpu": "GPU", "experts": "number of experts", "input_gradient": "input gradient"}
+_ASSUMPTIONS = {
+    "gpu": "GPU",
+    "experts": "number of experts",
+    "input_gradient": "input gradient",
+    "payload": "payload of a GPU",
+}
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _A_GPU = re.compile(r"(?:(\d+)\s*\*\s*)?world")
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def claim_words(claim: Claim) -> str:

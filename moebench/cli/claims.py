@@ -102,13 +102,14 @@ def of_newest(suite: str | None) -> "list[Shown]":
 
 def of_runs(runs: "Sequence[RunFolder]") -> "list[Shown]":
     """The scores of a suite, each claim from the first of `runs` that answers it; claims in their order."""
+    from moebench.claims.reported import own_names
     from moebench.claims.scoreboard import scoreboard
     from moebench.claims.verdict import NOT_RUN
 
     chosen = [(runs[0], score) for score in scoreboard(runs[0].suite, runs[0])]
     for run in runs[1:]:
         systems = {*run.filters.systems} or {name for e in run.suite.experiments for name in e.systems}
-        open_ = {s.claim.id for _, s in chosen if s.verdict == NOT_RUN and s.claim.system in systems}
+        open_ = {s.claim.id for _, s in chosen if s.verdict == NOT_RUN and systems & own_names(s.claim)}
         if not open_:
             continue
         answers = {s.claim.id: s for s in scoreboard(run.suite, run) if s.verdict != NOT_RUN and s.claim.id in open_}

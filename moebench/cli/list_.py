@@ -51,6 +51,13 @@ def kernels() -> Entries:
     ]
 
 
+def exchanges() -> Entries:
+    """Exchanges between all ranks, and what a node sends to others in one of them."""
+    from moebench.workloads.exchange import EXCHANGES, MESSAGES
+
+    return [{"name": name, "what": what, "messages": MESSAGES[name]} for name, what in EXCHANGES.items()]
+
+
 def topologies() -> Entries:
     """Topologies that files list; other sizes of the same node types load as well, up to `max_nodes`."""
     from moebench.workloads.load import load_topology, most_nodes, topology_names
@@ -126,7 +133,7 @@ def _is_there(load: Callable[[str], Any], name: str) -> bool:
 OF_A_SUITE = {"claims": "paper", "figures": "suite"}  # kinds that --suite narrows, by which key
 
 KINDS: dict[str, Callable[[], Entries]] = {
-    kind.__name__: kind for kind in (suites, systems, gates, kernels, topologies, hardware, claims, figures)
+    kind.__name__: kind for kind in (suites, systems, gates, kernels, exchanges, topologies, hardware, claims, figures)
 }
 
 

@@ -6,6 +6,7 @@ import click
 
 from moebench.case import Case
 from moebench.cli.tables import chosen, fitting, output_width, table_lines
+from moebench.quantities import a
 from moebench.results.rows import CPU_BOUND, Row
 
 MOST_ROWS = 40
@@ -14,7 +15,8 @@ BOUND = (
     f"{CPU_BOUND}: this machine's processors set the pace, not the network, and nothing judges by the number; fewer "
     "ranks, larger batches, a lower --nic-rate and an idle machine leave it to the network"
 )
-UNITS = {"step_time": ("ms", 1e3), "kernel_time": ("us", 1e6)}  # and how many of them a second has
+# Of the metrics that cases are about, and how many of them a second has.
+UNITS = {"step_time": ("ms", 1e3), "kernel_time": ("us", 1e6), "collective_time": ("us", 1e6)}
 
 Key = tuple[str, str, str]  # point, engine, regime
 
@@ -36,7 +38,7 @@ def _print_kind(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
     columns, lines = step_times(cases, rows)
     systems = columns[2:] if "engine" in columns else columns[1:]
     kept = fitting(columns, lines, ("engine",), output_width())
-    click.echo(f"{UNITS[workload.metric][0]} a {workload.unit_of_work}" + _how(rows))
+    click.echo(f"{UNITS[workload.metric][0]} {a(workload.unit_of_work)}" + _how(rows))
     for line in table_lines(kept, chosen(columns, lines, kept), systems):
         click.echo(line)
     if any(row.detail.get("mark") == CPU_BOUND for row in rows):

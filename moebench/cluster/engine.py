@@ -7,6 +7,7 @@ the ranks' own report, and the others are started again.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from moebench import kinds
 from moebench.case import Case
 from moebench.cluster.blame import blame
 from moebench.cluster.launchers import Launcher, check_startable, launcher_of
@@ -17,7 +18,6 @@ from moebench.local.engine import by_point
 from moebench.ranks import PlaceLost, RanksError
 from moebench.results.rows import Row
 from moebench.stopping import CannotGoOn
-from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
@@ -83,11 +83,12 @@ def run_cases(
         for case in cases:
             if case.topology != name:
                 continue
-            problem = _problem(case, topology)
-            if problem is None:
+            refused = kinds.of(case.workload.kind, "refusal")(case, topology)
+            if refused is None:
                 runnable.append(case)
             else:
-                yield rows_of_case(case, topology, Measured(status="unsupported", reason=problem))
+                status, reason = refused
+                yield rows_of_case(case, topology, Measured(status=status, reason=reason))
         if not runnable:
             continue
         with _built(topology), launcher_of(topology, _session) as launcher:
@@ -106,20 +107,6 @@ def _built(topology: Topology) -> Iterator[None]:
         yield
     except LabError as error:
         raise CannotGoOn(f"topology {topology.name} can't be emulated here: {error}") from error
-
-
-def _problem(case: Case, topology: Topology) -> str | None:
-    """Why a case can't run, known before any rank is started."""
-    from moebench.plan_layers import layer_of
-    from moebench.systems.interface import problem
-    from moebench.systems.registry import conventions_of, get
-
-    try:
-        system, layer = get(case.system), layer_of(case)
-        conventions = conventions_of(system, layer.gate, case.conventions)
-        return problem(system, layer, conventions, topology.ranks)
-    except InputError as error:
-        return str(error)
 
 
 class _Point:

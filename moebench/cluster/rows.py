@@ -3,19 +3,22 @@
 A case whose processors and not its network set the pace is marked `cpu-bound`; no judgement reads such a summary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from moebench import kinds
 from moebench.case import Case
 from moebench.cluster.worker import Detail, Report, Sample
 from moebench.local.stats import outliers, summarise
 from moebench.program import Op
 from moebench.results.rows import CPU_BOUND, Row, row_of
 from moebench.sim.cost import NO_DEVICE_WORK
+from moebench.sim.loads import TierUse
 from moebench.sim.replay import replay
+from moebench.sim.rows import sent_by_a_node
 from moebench.workloads.machine import Topology
 
 # Beyond this share of the cores, ranks wait for each other's processor time rather than for the network, unless the
@@ -105,7 +108,7 @@ def rows_of_case(case: Case, topology: Topology, measured: Measured) -> list[Row
         why = {"report": measured.report} if measured.report else {}
         status = "failed" if measured.status == "passed" else measured.status
         reason = measured.reason or "the ranks sent no samples"
-        return [row_of(case, hardware, "step_time", "s", None, status=status, reason=reason, detail=why)]
+        return [row_of(case, hardware, case.workload.metric, "s", None, status=status, reason=reason, detail=why)]
     samples = [(process, sample) for process, those in measured.samples.items() for sample in those]
     marks = outliers([sample.time_s for _, sample in samples])
     rows = []
@@ -113,9 +116,10 @@ def rows_of_case(case: Case, topology: Topology, measured: Measured) -> list[Row
         detail: dict[str, Any] = {"process": process, **sample.detail, **_shares([sample])}
         if is_outlier:
             detail["mark"] = "outlier"
-        rows.append(row_of(case, hardware, "step_time", "s", sample.time_s, sample=index, detail=detail))
+        rows.append(row_of(case, hardware, case.workload.metric, "s", sample.time_s, sample=index, detail=detail))
     rows.append(_summary(case, hardware, measured))
-    return rows + _detail_rows(case, topology, measured.details)
+    rows += _detail_rows(case, topology, measured.details)
+    return kinds.of(case.workload.kind, "finish")(case, topology, rows)
 
 
 def is_cpu_bound(cores_share: float, wire_share: float | None) -> bool:
@@ -138,7 +142,8 @@ def _summary(case: Case, hardware: str, measured: Measured) -> Row:
         wire = "no network was counted" if wire_share is None else f"the busiest NIC was full to {wire_share:.0%}"
         busy = f"{min(cores_share, 1):.0%} of the cores were busy ({min(shares['cpu_share'], 1):.0%} with the ranks)"
         reason = f"{CPU_BOUND}: {busy} and {wire}; nothing judges by this number"
-    return row_of(case, hardware, "step_time", "s", s.median, low=s.low, high=s.high, reason=reason, detail=detail)
+    metric = case.workload.metric
+    return row_of(case, hardware, metric, "s", s.median, low=s.low, high=s.high, reason=reason, detail=detail)
 
 
 def _shares(samples: Sequence[Merged]) -> dict[str, float]:
@@ -173,9 +178,12 @@ def _detail_rows(case: Case, topology: Topology, details: Sequence[Detail]) -> l
     add("host_syncs", "1", sum(op.kind == "host-read" for op in program.ops))
     add("collectives", "1", sum(op.collective is not None for op in program.ops))
     add("peak_memory", "B", max(detail.peak_bytes for detail in details))
-    for tier, (sent_bytes, messages) in _traffic(details, topology).items():
-        add("link_bytes", "B", sent_bytes, tier=tier)
-        add("messages", "1", messages, tier=tier)
+    traffic = _traffic(details, topology)
+    for tier, use in traffic.items():
+        add("link_bytes", "B", use.rank_bytes, tier=tier)
+        add("messages", "1", use.rank_messages, tier=tier)
+    for metric, unit, value in sent_by_a_node(traffic, topology):
+        add(metric, unit, value)
     timed = [(op, seconds) for detail in details for op, seconds in zip(detail.program.ops, detail.seconds)]
     for (region, phase), seconds in _totals((((op.region, op.phase), s) for op, s in timed)).items():
         add("region_time", "s", seconds / len(details), region=region, phase=phase)
@@ -184,11 +192,10 @@ def _detail_rows(case: Case, topology: Topology, details: Sequence[Detail]) -> l
     return rows
 
 
-def _traffic(details: Sequence[Detail], topology: Topology) -> dict[str, tuple[float, float]]:
+def _traffic(details: Sequence[Detail], topology: Topology) -> Mapping[str, TierUse]:
     """Bytes and messages by tier, counted from what the ranks really sent by the same rules as of a trace."""
     nominal = {name: np.array([parameter.value]) for name, parameter in topology.parameters().items()}
-    use = replay([detail.program for detail in details], topology, nominal).link_use
-    return {tier: (each.rank_bytes, each.rank_messages) for tier, each in use.items()}
+    return replay([detail.program for detail in details], topology, nominal).link_use
 
 
 def _waits_s(detail: Detail) -> float:

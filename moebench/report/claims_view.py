@@ -11,10 +11,10 @@ from moebench.claims.query import Condition, Obtained
 from moebench.claims.reported import RATIO, Claim
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantity, reported
-from moebench.claims.words import claim_words, experts_words, factor_words, level_words
+from moebench.claims.words import claim_words, experts_words, factor_words, level_words, listed
 from moebench.report.figures import deciding_figure, map_figure
 from moebench.report.machines_view import meaning
-from moebench.report.parts import Figure, Table, figure, interval, listed, number, percent, times
+from moebench.report.parts import Figure, Table, figure, interval, number, percent, times
 from moebench.workloads.machine import Parameter
 
 # Verdict -> (tone of the page's colours, symbol); the word always stands beside them.
@@ -56,7 +56,7 @@ def card(score: Score, default: Condition | None) -> dict[str, str]:
 
 def own_interval(default: Condition | None, unit: str = "x") -> str:
     """5 to 95 % of the draws under the default assumptions."""
-    if default is None:
+    if default is None or default.words is not None:
         return ""
     values = default.values[default.sampled]
     known = values[~np.isnan(values)]
@@ -154,6 +154,9 @@ def _condition_frame(score: Score, conditions: Sequence[Any]) -> pd.DataFrame:
 
 
 def _condition_label(entry: Mapping[str, Any]) -> str:
+    """What is assumed besides the GPU."""
+    if "payload" in entry:
+        return f"{entry['payload']} a GPU"
     gradient = "with" if str(entry["input_gradient"]).lower() in ("true", "yes") else "no"
     return f"experts {experts_words(entry['experts'])}, {gradient} input gradient"
 

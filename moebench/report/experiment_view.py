@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from moebench.claims.scoreboard import Score
+from moebench.claims.words import listed
 from moebench.report.figures import breakdown_figure, speedup_figure, timeline_figure
-from moebench.report.parts import Figure, Table, figure, interval, listed, number, size, times
+from moebench.report.parts import Figure, Table, figure, interval, number, size, times
 from moebench.report.steps import Step, steps_of
 from moebench.results.rows import CPU_BOUND
 from moebench.results.store import RunFolder

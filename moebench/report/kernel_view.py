@@ -11,8 +11,9 @@ import pandas as pd
 
 from moebench.claims.reported import implementations
 from moebench.claims.scoreboard import Score
+from moebench.claims.words import listed
 from moebench.report.kernel_figures import kernel_figure
-from moebench.report.parts import Figure, Table, figure, interval, listed, number, times
+from moebench.report.parts import Figure, Table, figure, interval, number, times
 from moebench.results.store import RunFolder
 from moebench.workloads.suite import KernelExperiment
 

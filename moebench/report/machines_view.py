@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from moebench.report.parts import Table, listed, number
+from moebench.claims.words import listed
+from moebench.report.parts import Table, number
 from moebench.workloads.machine import Curve, Parameter, Topology
 from moebench.workloads.parameters import HARDWARE_SPECS, LINK_SPECS
 

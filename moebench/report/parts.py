@@ -23,6 +23,7 @@ class Figure:
 
     Attributes:
         svg: markup of the drawing, wide and narrow; the page shows one of them.
+        table: behind a fold; below: another one, in sight.
     """
 
     title: str
@@ -30,10 +31,17 @@ class Figure:
     caption: str
     svg: str
     table: Table | None = None
+    below: Table | None = None
 
 
 def figure(
-    key: str, title: str, finding: str, caption: str, draw: Callable[[bool], str], table: Table | None = None
+    key: str,
+    title: str,
+    finding: str,
+    caption: str,
+    draw: Callable[[bool], str],
+    table: Table | None = None,
+    below: Table | None = None,
 ) -> Figure:
     """A Figure whose drawings take the page's colours and speak to screen readers with the finding.
 
@@ -41,7 +49,8 @@ def figure(
         draw: `draw(narrow) -> svg`.
     """
     wide, narrow = (themed(draw(n), title, finding, f"{key}-{'narrow' if n else 'wide'}") for n in (False, True))
-    return Figure(title, finding, caption, f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>', table)
+    svg = f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
+    return Figure(title, finding, caption, svg, table, below)
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -84,8 +93,3 @@ def size(value_bytes: float) -> str:
         if abs(value_bytes) >= scale:
             return f"{number(value_bytes / scale)} {unit}"
     return f"{value_bytes:.0f} B"
-
-
-def listed(names: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

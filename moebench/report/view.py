@@ -38,6 +38,10 @@ METRICS = (
     "floor_ratio",
     "achieved_bandwidth",
     "achieved_rate",
+    "algorithmic_bandwidth",
+    "nic_bytes",
+    "nic_messages",
+    "inside_bytes",
 )
 
 READING = (

@@ -8,8 +8,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 from moebench.case import Case
 
 # Columns that tell one kind of workload from another: a row has all of one line.
-KIND_COLUMNS = (("gate", "batch_size", "experts", "input_gradient"), ("op", "shape", "direction", "tokens"))
-TIMES = ("step_time", "kernel_time")  # the metric that a case is about, by its kind
+KIND_COLUMNS = (
+    ("gate", "batch_size", "experts", "input_gradient"),
+    ("op", "shape", "direction", "tokens"),
+    ("payload_bytes",),
+)
+TIMES = ("step_time", "kernel_time", "collective_time")  # the metric that a case is about, in the order of those
 STATUSES = ("passed", "wrong", "failed", "out-of-memory", "unsupported", "skipped")
 CPU_BOUND = "cpu-bound"  # detail["mark"] of a summary whose processors set the pace of a network; nothing judges by it
 
@@ -56,6 +60,7 @@ class Row:
     top_k: int | None = None
     d_model: int | None = None
     d_ffn: int | None = None
+    payload_bytes: int | None = None
     low: float | None = None
     high: float | None = None
     sample: int | None = None
@@ -122,7 +127,7 @@ def problem(item: Mapping[str, Any]) -> str | None:
 
 def _lacking(item: Mapping[str, Any]) -> list[str]:
     """Columns that are missing of the kind that the row has most of."""
-    nearest = max(KIND_COLUMNS, key=lambda columns: sum(name in item for name in columns))
+    nearest = max(KIND_COLUMNS, key=lambda columns: sum(name in item for name in columns) / len(columns))
     return [name for name in nearest if name not in item]
 
 
@@ -142,7 +147,7 @@ def with_finite_numbers(rows: Sequence[Row]) -> list[Row]:
 
 def _time_of(row: Row) -> str:
     """The metric that the row's case is about."""
-    return TIMES[0] if row.op is None else TIMES[1]
+    return next((t for t, columns in zip(TIMES, KIND_COLUMNS) if getattr(row, columns[0]) is not None), TIMES[0])
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

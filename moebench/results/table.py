@@ -28,7 +28,7 @@ _CATEGORIES = (
     "unit",
     "engine",
 )
-_INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d_ffn")
+_INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d_ffn", "payload_bytes")
 
 
 def table(folder: RunFolder, *metrics: str) -> "pd.DataFrame":

@@ -1,7 +1,7 @@
 """What a replayed case says, as tidy rows: the step time under every draw, where it goes, and the exact counts."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from moebench.program import Program
 from moebench.results.rows import Row, row_of
 from moebench.sim.cost import NO_DEVICE_WORK
 from moebench.sim.incast import port_pressure
+from moebench.sim.loads import TierUse
 from moebench.sim.replay import Replay
 from moebench.workloads.machine import Topology
 
@@ -55,11 +56,22 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
     for tier, use in replay.link_use.items():
         add("link_bytes", "B", use.rank_bytes, tier=tier)
         add("messages", "1", use.rank_messages, tier=tier)
+    for metric, unit, value in sent_by_a_node(replay.link_use, topology):
+        add(metric, unit, value)
     pressure = port_pressure(programs, topology)
     if pressure is not None:
         add("port_pressure", "1", pressure)
     _add_counts(add, programs[replay.reference])
     return rows
+
+
+def sent_by_a_node(use: Mapping[str, TierUse], topology: Topology) -> list[tuple[str, str, float]]:
+    """Metric, unit and value of what a node sends: between its GPUs, and over its NICs where there are other nodes."""
+    found = [("inside_bytes", "B", use["link"].total_bytes / topology.nodes)]
+    if topology.nodes > 1:
+        found.append(("nic_bytes", "B", use["nic"].total_bytes / topology.nodes))
+        found.append(("nic_messages", "1", use["nic"].total_messages / topology.nodes))
+    return found
 
 
 def unchanged(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:

@@ -5,37 +5,66 @@ Ranks differ by their place only: traced is one of them, or, where the call asks
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
+from moebench.case import Case
 from moebench.kernels.collectives.exchanges import plan_exchange
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.kernels.collectives.outstanding import forget_described, outstanding
 from moebench.kernels.region import region
+from moebench.plan_exchanges import exchange_of
 from moebench.program import Program
+from moebench.trace.errors import Unsupported
 from moebench.trace.recorder import record_step
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.exchange import BYTES_PER_ELEMENT
+from moebench.workloads.machine import Topology
 
-ELEMENT_BYTES = 4
+
+def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
+    """The programs of a case.
+
+    Raises:
+        Unsupported: the exchange has no meaning on so many ranks.
+    """
+    workload, ranks = exchange_of(case), topology.ranks
+    problem = workload.problem(ranks)
+    if problem:
+        raise Unsupported(problem)
+    payload = workload.elements_per_peer(ranks) * ranks * BYTES_PER_ELEMENT[workload.dtype]
+    return trace_exchange(case.system, payload, ranks, topology.gpus_per_node, dtype=workload.dtype)
 
 
+@lru_cache(maxsize=8)  # what follows from a case's rows is worked out right after them, from the same programs
 def trace_exchange(
-    name: str, payload_bytes: int, ranks: int, ranks_per_node: int, with_gradient: bool = False
+    name: str,
+    payload_bytes: int,
+    ranks: int,
+    ranks_per_node: int,
+    with_gradient: bool = False,
+    dtype: str = "fp32",
 ) -> tuple[Program, ...]:
-    """The programs of one even exchange of fp32 rows, and of its gradient's if asked.
+    """The programs of one even exchange, and of its gradient's if asked.
 
     Args:
         name: one of `moebench.kernels.collectives.exchanges.EXCHANGES`.
         payload_bytes: B, what each rank sends in all, its own part included; a whole number of elements to each rank.
+        dtype: of the elements.
 
     Raises:
         ValueError: unknown name, another payload, or nodes of unequal size.
     """
-    elements, rest = divmod(payload_bytes, ELEMENT_BYTES * ranks)
+    least = BYTES_PER_ELEMENT[dtype] * ranks
+    elements, rest = divmod(payload_bytes, least)
     if rest:
-        raise ValueError(f"payload of {payload_bytes} bytes: must be a multiple of {ELEMENT_BYTES * ranks}")
+        raise ValueError(f"payload of {payload_bytes} bytes: must be a multiple of {least}")
 
     def call_of(group: Group) -> Callable[[], object]:
-        x_RB = torch.empty(ranks, elements, device="meta", requires_grad=with_gradient)
+        x_RB = torch.empty(
+            ranks, elements, dtype=torch_dtype(dtype), device="meta", requires_grad=with_gradient
+        )
         plan = plan_exchange(name, group)
 
         def call() -> None:

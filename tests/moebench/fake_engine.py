@@ -51,8 +51,11 @@ def run_cases(cases, topologies, suite, jobs=1) -> Iterator[list[Row]]:
 
 
 def work_of(case) -> float:
-    """Sequences of a layer, thousands of tokens of a kernel."""
-    return case.workload.batch_size if case.workload.kind == "layer" else case.workload.tokens / 1024
+    """Sequences of a layer, thousands of tokens of a kernel, MiB of an exchange."""
+    workload = case.workload
+    if workload.kind == "exchange":
+        return workload.payload_bytes / 2**20
+    return workload.batch_size if workload.kind == "layer" else workload.tokens / 1024
 
 
 def rows_of(case, topology, suite) -> list[Row]:

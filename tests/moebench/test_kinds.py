@@ -6,6 +6,7 @@ import pytest
 
 from moebench import kinds
 from moebench.results.rows import KIND_COLUMNS, TIMES
+from moebench.workloads.exchange import ExchangeWorkload
 from moebench.workloads.kernel import KernelWorkload
 from moebench.workloads.layer import GateSpec, LayerWorkload
 from moebench.workloads.schema import KINDS as FILE_KINDS
@@ -13,6 +14,7 @@ from moebench.workloads.schema import KINDS as FILE_KINDS
 WORKLOADS = {
     "layer": LayerWorkload(GateSpec("switch"), 1, 8, 8, 8, 2),
     "kernel": KernelWorkload("topk_gate", 8, experts=2, top_k=1),
+    "exchange": ExchangeWorkload(1024),
 }
 
 

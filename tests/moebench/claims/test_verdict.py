@@ -59,6 +59,22 @@ def test_no_difference_never_reproduces_a_speedup(value, relation):
         assert v.word_of(c, 1.0) == v.CONTRADICTED
 
 
+@given(claims, st.lists(numbers, min_size=1))
+def test_many_numbers_are_judged_as_one_is(c, several):
+    """`reproduces` is `word_of`, number by number."""
+    several.append(c.value)
+    expected = [v.word_of(c, ours) == v.REPRODUCED for ours in several]
+    assert list(v.reproduces(c, np.array(several))) == expected
+
+
+def test_words_of_a_finding_are_judged_draw_by_draw():
+    """A draw that says nothing keeps the reason."""
+    slower = claim("slower", "word", "finding")
+    words = np.array(["slower", "mixed", "no case"], dtype=object)
+    missing = np.array(["", "", v.SYSTEM_OUT], dtype=object)
+    assert list(v.words_of(slower, words, missing)) == [v.REPRODUCED, v.CONTRADICTED, v.SYSTEM_OUT]
+
+
 @given(claims, numbers)
 def test_bounds_hold_on_their_side(c, ours):
     """at-least is met by anything above, at-most by anything below, with no error."""

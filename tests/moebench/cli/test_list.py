@@ -11,6 +11,7 @@ KNOWN = {
     "systems": "hetumoe",
     "gates": "switch",
     "kernels": "topk_gate",
+    "exchanges": "leader",
     "topologies": "4x8-titan-rtx",
     "hardware": "titan-rtx",
     "claims": "hetu-h1",
@@ -41,8 +42,9 @@ def test_claims_say_what_is_claimed_and_whose_it_is(moebench):
     assert entries["hetu-c2"]["where"] == "Tutel issue #214, a maintainer (independent counter-evidence)"
     assert "choose one of" in moebench.refused("list", "claims", "--suite", "hetumoe")
     assert "belong to no suite" in moebench.refused("list", "gates", "--suite", "hetu")
+    names = [f"hetu/{name}" for name in ("overall", "hierarchical-alltoall", "topk-kernel", "layout-transform")]
     figures = json.loads(moebench("list", "figures", "--suite", "hetu", "--json").out)
-    assert [entry["name"] for entry in figures] == ["hetu/overall", "hetu/topk-kernel", "hetu/layout-transform"]
+    assert [entry["name"] for entry in figures] == names
 
 
 def test_topologies_say_how_large_they_may_be(moebench):

@@ -45,3 +45,12 @@ def kernel_folder(tmp_path_factory):
 def report(run_folder):
     """The path of its report."""
     return write_report(run_folder)
+
+
+@pytest.fixture(scope="session")
+def exchange_folder(tmp_path_factory):
+    """The exchanges of the hetu suite on the default machines, few draws."""
+    suite = replace(of_kind("hetu", "exchange"), samples=8)
+    job = begin(prepare(suite, Filters(quick=True), "sim"), tmp_path_factory.mktemp("exchanges") / "hetu")
+    execute(job, Silent(), 1, lambda cases: [types.SimpleNamespace(status="passed", reason="")] * len(cases))
+    return job.folder

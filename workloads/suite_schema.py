@@ -1,0 +1,260 @@
+"""What suite files may contain, as strict models: an experiment of each kind of workload.
+
+The models stay at the file boundary: moebench.workloads.load_suite turns them into the dataclasses of
+moebench.workloads.suite.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.exchange import BYTES_PER_ELEMENT, EXCHANGES
+from moebench.workloads.experts import experts_for
+from moebench.workloads.kernel import DIRECTIONS, OPERATIONS
+from moebench.workloads.layer import ACTIVATIONS, DTYPES, ROUTINGS
+from moebench.workloads.schema import (
+    KINDS,
+    SIZE,
+    Name,
+    Number,
+    Quantity,
+    Seed,
+    Size,
+    Strict,
+    Text,
+    Width,
+    choice,
+    pattern,
+)
+
+TOPOLOGY = re.compile(SIZE.pattern + r"-[a-z0-9][a-z0-9_-]*")
+CONVENTION_NAMES = ("common", "as-shipped")
+METRICS = ("step_time",)  # what an experiment of layers compares
+KERNEL_METRICS = ("kernel_time",)
+EXCHANGE_METRICS = ("collective_time",)
+FIGURE_KINDS = ("speedup",)  # what a report draws: speedup against batch size, a column a size, a row a gate
+KERNEL_FIGURE_KINDS = ("kernel-speedup",)  # speedup by shape, a panel a direction
+EXCHANGE_FIGURE_KINDS = ("condition-map",)  # speedup by payload and topology
+ONE_DEVICE = "1x1"
+
+
+def _experts_rule(rule: Any) -> str:
+    if isinstance(rule, bool) or not isinstance(rule, (str, int)):
+        raise PydanticCustomError("experts", "{text}", {"text": f"{rule!r} is neither a rule in quotes nor a number"})
+    try:
+        experts_for(str(rule), 1)
+    except InputError as error:
+        raise PydanticCustomError("experts", "{text}", {"text": str(error)}) from None
+    return str(rule)
+
+
+ExpertsRule = Annotated[Any, AfterValidator(_experts_rule)]
+SystemName = Annotated[
+    str,
+    pattern(
+        "a system: write a name, and options such as tutel+degree=4",
+        re.compile(r"[a-z0-9][a-z0-9_-]*(\+[a-z0-9_]+=[a-z0-9_.-]+)*"),
+    ),
+]
+GateLabel = Annotated[
+    str,
+    pattern(
+        "a gate: write a name, a name and its k such as topk-4, and options such as sam-2+groups=4",
+        re.compile(r"[a-z][a-z0-9_-]*(\+[a-z_]+=[A-Za-z0-9._-]+)*"),
+    ),
+]
+
+
+class RoutingFile(Strict):
+    """Where the tokens want to go."""
+
+    kind: Annotated[str, choice("routing", ROUTINGS)] = "iid"
+    seed: Seed = 0
+    alpha: Annotated[Number, Field(ge=0, le=100)] = 1.0
+    path: Text | None = None
+
+    @model_validator(mode="after")
+    def _path_of_a_trace(self) -> Self:
+        if (self.kind == "trace") != (self.path is not None):
+            text = "path is the recorded file of kind = 'trace', and only of that kind"
+            raise PydanticCustomError("path", "{text}", {"text": text})
+        return self
+
+
+class LayerFile(Strict):
+    """The layer of an experiment."""
+
+    d_model: Width
+    d_ffn: Width
+    sequence: Annotated[int, Field(ge=0, le=2**24)]
+    dtype: Annotated[str, choice("dtype", DTYPES)] = "fp32"
+    capacity_factor: Annotated[Number, Field(gt=0, le=1000)] = 1.0
+    activation: Annotated[str, choice("activation", ACTIVATIONS)] = "relu"
+    experts: Annotated[list[ExpertsRule], Field(min_length=1)]
+    input_gradient: Annotated[list[bool], Field(min_length=1)] = Field(default_factory=lambda: [True])
+    routing: RoutingFile = Field(default_factory=RoutingFile)
+
+
+class FigureFile(Strict):
+    """The paper's figure, which the report draws again; axes and facets say what is drawn, and have one choice each."""
+
+    kind: Annotated[str, choice("figure", FIGURE_KINDS)]
+    baseline: SystemName
+    x: Annotated[str, choice("x", ("batch_size",))] = "batch_size"
+    y: Annotated[str, choice("y", METRICS)] = "step_time"
+    column: Annotated[str, choice("column", ("size",))] = "size"
+    row: Annotated[str, choice("row", ("gate",))] = "gate"
+
+
+class LayerExperimentFile(Strict):
+    """One figure or table: grids are lists, and where a paper is silent the first entry is the default."""
+
+    kind: Literal["layer"] = "layer"
+    name: Name
+    title: Text
+    question: Text
+    metric: Annotated[str, choice("metric", METRICS)]
+    systems: Annotated[list[SystemName], Field(min_length=1)]
+    gates: Annotated[list[GateLabel], Field(min_length=1)]
+    batch_sizes: Annotated[list[Annotated[int, Field(ge=0, le=2**20)]], Field(min_length=1)]
+    sizes: Annotated[list[Size], Field(min_length=1)]
+    node_types: Annotated[list[Name], Field(min_length=1)]
+    layer: LayerFile
+    conventions: Annotated[list[Annotated[str, choice("conventions", CONVENTION_NAMES)]], Field(min_length=1)] = Field(
+        default_factory=lambda: ["common"]
+    )
+    sweep_gates: list[GateLabel] = Field(default_factory=list)
+    figure: FigureFile | None = None
+    not_published: list[Text] = Field(default_factory=list)
+    caveats: list[Text] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _compares_its_own_systems(self) -> Self:
+        if self.figure is not None and self.figure.baseline not in self.systems:
+            text = str(one_of("baseline", self.figure.baseline, self.systems, "figure"))
+            raise PydanticCustomError("baseline", "{text}", {"text": text})
+        return self
+
+    @model_validator(mode="after")
+    def _sweeps_its_own_gates(self) -> Self:
+        for gate in self.sweep_gates:
+            if gate not in self.gates:
+                raise PydanticCustomError("gate", "{text}", {"text": str(one_of("sweep gate", gate, self.gates))})
+        return self
+
+
+class KernelFigureFile(Strict):
+    """How many times faster than the baseline each implementation is, by shape."""
+
+    kind: Annotated[str, choice("figure", KERNEL_FIGURE_KINDS)]
+    baseline: Name
+
+
+class KernelGridFile(Strict):
+    """One operator: every combination of its sizes, dtypes, variants, directions and implementations."""
+
+    op: Annotated[str, choice("op", tuple(OPERATIONS))]
+    implementations: Annotated[list[Name], Field(min_length=1)]
+    shapes: dict[str, Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1)]]
+    dtypes: list[str] = Field(default_factory=list)
+    variants: list[str] = Field(default_factory=list)
+    directions: Annotated[list[Annotated[str, choice("direction", DIRECTIONS)]], Field(min_length=1)] = Field(
+        default_factory=lambda: ["forward"]
+    )
+
+
+class KernelExperimentFile(Strict):
+    """Calls of kernels, each on one device of every node type."""
+
+    kind: Literal["kernel"]
+    name: Name
+    title: Text
+    question: Text
+    metric: Annotated[str, choice("metric", KERNEL_METRICS)]
+    kernels: Annotated[list[KernelGridFile], Field(min_length=1)]
+    node_types: Annotated[list[Name], Field(min_length=1)]
+    sizes: Annotated[list[Annotated[str, choice("size", (ONE_DEVICE,))]], Field(min_length=1)] = Field(
+        default_factory=lambda: [ONE_DEVICE]
+    )
+    figure: KernelFigureFile | None = None
+    not_published: list[Text] = Field(default_factory=list)
+    caveats: list[Text] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _compares_its_own_implementations(self) -> Self:
+        names = [name for grid in self.kernels for name in grid.implementations]
+        if self.figure is not None and self.figure.baseline not in names:
+            text = str(one_of("baseline", self.figure.baseline, names, "figure"))
+            raise PydanticCustomError("baseline", "{text}", {"text": text})
+        return self
+
+
+class ExchangeFigureFile(Strict):
+    """By what payload and topology each exchange beats the baseline."""
+
+    kind: Annotated[str, choice("figure", EXCHANGE_FIGURE_KINDS)]
+    baseline: Annotated[str, choice("baseline", tuple(EXCHANGES))]
+
+
+class ExchangeExperimentFile(Strict):
+    """Exchanges between all ranks, each payload on each topology; the first is assumed where a claim names none."""
+
+    kind: Literal["exchange"]
+    name: Name
+    title: Text
+    question: Text
+    metric: Annotated[str, choice("metric", EXCHANGE_METRICS)]
+    exchanges: Annotated[list[Annotated[str, choice("exchange", tuple(EXCHANGES))]], Field(min_length=1)]
+    payloads: Annotated[list[Quantity], Field(min_length=1)]
+    dtypes: Annotated[list[Annotated[str, choice("dtype", tuple(BYTES_PER_ELEMENT))]], Field(min_length=1)] = Field(
+        default_factory=lambda: ["fp32"]
+    )
+    sizes: Annotated[list[Size], Field(min_length=1)]
+    node_types: Annotated[list[Name], Field(min_length=1)]
+    also: list[Annotated[str, pattern("a topology: write 8x4-titan-rtx", TOPOLOGY)]] = Field(default_factory=list)
+    figure: ExchangeFigureFile | None = None
+    not_published: list[Text] = Field(default_factory=list)
+    caveats: list[Text] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _compares_its_own_exchanges(self) -> Self:
+        if self.figure is not None and self.figure.baseline not in self.exchanges:
+            text = str(one_of("baseline", self.figure.baseline, self.exchanges, "figure"))
+            raise PydanticCustomError("baseline", "{text}", {"text": text})
+        return self
+
+
+def _kind_of(experiment: Any) -> str | None:
+    kind = experiment.get("kind", KINDS[0]) if isinstance(experiment, Mapping) else KINDS[0]
+    return kind if isinstance(kind, str) else None
+
+
+ExperimentFile = Annotated[
+    Annotated[LayerExperimentFile, Tag("layer")]
+    | Annotated[KernelExperimentFile, Tag("kernel")]
+    | Annotated[ExchangeExperimentFile, Tag("exchange")],
+    Discriminator(_kind_of),
+]
+
+
+class SuiteFile(Strict):
+    """suites/*.toml."""
+
+    title: Text
+    paper: Text
+    reported: Name | None = None
+    samples: Annotated[int, Field(ge=1, le=100_000)] = 256
+    seed: Seed = 0
+    experiments: Annotated[list[ExperimentFile], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [experiment.name for experiment in self.experiments]
+        for name in names:
+            if names.count(name) > 1:
+                raise PydanticCustomError("twice", "{text}", {"text": f"two experiments are named {name!r}"})
+        return self
