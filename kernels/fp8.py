@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from moebench.kernels.checks import ARITHMETIC, check_shape, check_tensor, check_together
+from moebench.kernels.checks import ARITHMETIC, check_shape, check_tensor, check_together, described, is_dense
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
 
@@ -98,8 +98,8 @@ class _RoundTrip(torch.autograd.Function):
 
 
 def _round(x_TD: Tensor, per: str) -> Tensor:
-    codes_TD, scales = quantise_fp8(x_TD, per)
-    return dequantise_fp8(codes_TD, scales, per, x_TD.dtype)
+    """Of what was checked when it came in; a graph compiler takes no check of a layout inside a backward."""
+    return _dequantise(*_quantise(x_TD, per), per, x_TD.dtype)
 
 
 def quantise_fp8_reference(x_TD: Tensor, per: str = "row") -> tuple[Tensor, Tensor]:
@@ -164,11 +164,11 @@ def _check_dequantise(codes_TD: Tensor, scales: Tensor, per: str, dtype: torch.d
     if dtype not in ARITHMETIC:
         allowed = ", ".join(str(each).removeprefix("torch.") for each in ARITHMETIC)
         raise ValueError(f"dtype must be one of {allowed}; got {str(dtype).removeprefix('torch.')}")
-    if codes_TD.dtype not in (torch.float8_e4m3fn, torch.uint8) or codes_TD.dim() != 2:
-        got = f"{str(codes_TD.dtype).removeprefix('torch.')} {list(codes_TD.shape)}"
-        raise ValueError(f"codes must be a float8_e4m3fn or uint8 tensor [T, D]; got {got}")
-    if scales.dtype != torch.float32:
-        raise ValueError(f"scales must be float32; got {str(scales.dtype).removeprefix('torch.')}")
+    is_coded = is_dense(codes_TD) and codes_TD.dtype in (torch.float8_e4m3fn, torch.uint8)
+    if not is_coded or codes_TD.dim() != 2:
+        raise ValueError(f"codes must be a float8_e4m3fn or uint8 tensor [T, D]; got {described(codes_TD)}")
+    if not is_dense(scales) or scales.dtype != torch.float32:
+        raise ValueError(f"scales must be a float32 tensor; got {described(scales)}")
     rows, columns = codes_TD.shape
     check_shape("scales", scales, (rows,) if per == "row" else (_groups(codes_TD), columns), f"codes per {per}")
     check_together("scales", scales, "codes", codes_TD)

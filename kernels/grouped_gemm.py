@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebench.kernels.checks import check_same_dtype, check_shape, check_tensor, check_together
+from moebench.kernels.checks import check_same_dtype, check_shape, check_tensor, check_together, described, is_dense
 from moebench.kernels.cost import Cost, Product
 from moebench.kernels.define import define_operator
 
@@ -98,8 +98,9 @@ def _check_dw(x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor, check: bool) -> None:
 
 def _check_rows(x_ND: Tensor, ends_L: Tensor) -> None:
     check_tensor("x", x_ND, "ND")
-    if ends_L.dtype not in (torch.int32, torch.int64) or ends_L.dim() != 1 or not ends_L.shape[0]:
-        got = f"{str(ends_L.dtype).removeprefix('torch.')} {list(ends_L.shape)}"
+    is_index = is_dense(ends_L) and ends_L.dtype in (torch.int32, torch.int64)
+    if not is_index or ends_L.dim() != 1 or not ends_L.shape[0]:
+        got = described(ends_L)
         raise ValueError(f"ends must be an int32 or int64 tensor [L] with at least one expert; got {got}")
     check_together("ends", ends_L, "x", x_ND)
 

@@ -68,7 +68,7 @@ def tutel_layout(
 
 def tutel_layout_inverse(y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """Tutel's fast_decode; `moebench.kernels.layout.layout_inverse` in arguments and result."""
-    check_weights(weights_TK, experts_TK)
+    check_layout_inverse(y_ECD, experts_TK, positions_TK, weights_TK)
     return tutel_decode(y_ECD, experts_TK, positions_TK, weights_TK)
 
 

@@ -126,8 +126,6 @@ def check_slots(y_ECD: Tensor, experts_TK: Tensor, positions_TK: Tensor) -> None
 
 def check_weights(weights_TK: Tensor, experts_TK: Tensor) -> None:
     """Raise a ValueError where there is not one floating-point weight a route, on the same device."""
-    if weights_TK is None:
-        raise ValueError("weights must be a floating-point tensor [T, K]; got None")
     check_tensor("weights", weights_TK, "TK")
     check_shape("weights", weights_TK, experts_TK.shape, "experts")
     check_together("weights", weights_TK, "experts", experts_TK)

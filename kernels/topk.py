@@ -7,7 +7,7 @@ T tokens, E experts, K choices a token. HetuMoE compares its own kernel (`hetu_t
 import torch
 from torch import Tensor
 
-from moebench.kernels.checks import check_tensor
+from moebench.kernels.checks import check_choices, check_tensor
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
 
@@ -50,8 +50,7 @@ def topk_reference(scores_TE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 def check_scores(scores_TE: Tensor, top_k: int) -> None:
     """Raise the errors of `topk`, for it and for everything that takes its arguments."""
     check_tensor("scores", scores_TE, "TE")
-    if not 1 <= top_k <= scores_TE.shape[1]:
-        raise ValueError(f"top_k must be between 1 and the {scores_TE.shape[1]} experts; got {top_k}")
+    check_choices(top_k, scores_TE.shape[1])
 
 
 def setup_choices(ctx, inputs, output) -> None:

@@ -8,7 +8,7 @@ Choices are made among the probabilities as they are returned, rounded to the dt
 import torch
 from torch import Tensor
 
-from moebench.kernels.checks import check_tensor
+from moebench.kernels.checks import check_choices, check_tensor
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
 
@@ -51,8 +51,7 @@ def topk_gate_reference(logits_TE: Tensor, top_k: int, renormalise: bool = False
 
 def _check(logits_TE: Tensor, top_k: int) -> None:
     check_tensor("logits", logits_TE, "TE")
-    if not 1 <= top_k <= logits_TE.shape[1]:
-        raise ValueError(f"top_k must be between 1 and the {logits_TE.shape[1]} experts; got {top_k}")
+    check_choices(top_k, logits_TE.shape[1])
 
 
 def _torch_topk_gate(logits_TE: Tensor, top_k: int, renormalise: bool = False) -> tuple[Tensor, Tensor, Tensor]:

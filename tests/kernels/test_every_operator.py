@@ -61,6 +61,31 @@ def test_dtypes_that_nothing_is_computed_in_are_refused(name, dtype):
             function(*wrong)
 
 
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("wrong", [None, 2.5, [1.0], torch.eye(4).to_sparse()], ids=["none", "float", "list", "sparse"])
+def test_what_is_no_dense_tensor_is_refused(name, wrong):
+    """One ValueError, in the place of each tensor that a call needs."""
+    function, make = CALLS[name]
+    args = make()
+    for place, arg in enumerate(args):
+        is_optional = name.startswith(("activation", "unpermute")) and place > 1
+        if not isinstance(arg, torch.Tensor) or (wrong is None and is_optional):
+            continue
+        with pytest.raises(ValueError, match=r"must be an? .* tensor"):
+            function(*args[:place], wrong, *args[place + 1 :])
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if any(type(arg) is int for arg in CALLS[name][1]())])
+def test_sizes_are_whole_numbers(name):
+    """A capacity that a factor was multiplied with, and nobody rounded."""
+    function, make = CALLS[name]
+    args = make()
+    for place, arg in enumerate(args):
+        if type(arg) is int:
+            with pytest.raises(ValueError, match=f"must be a whole number; got {arg}.0"):
+                function(*args[:place], float(arg), *args[place + 1 :])
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_tensors_on_two_devices_are_refused(name):
     """Each tensor in turn on another device than the rest: one ValueError, from every implementation."""
@@ -86,7 +111,7 @@ def test_the_inverse_wants_weights(name):
     """Those of other systems work without; this is not one of their calls."""
     function, make = CALLS[name]
     y, experts, positions, _ = make()
-    with pytest.raises(ValueError, match="weights must be a floating-point tensor"):
+    with pytest.raises(ValueError, match=r"weights must be a floating-point tensor .*; got None"):
         function(y, experts, positions, None)
 
 

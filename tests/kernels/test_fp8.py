@@ -267,7 +267,7 @@ CODES, SCALES = torch.zeros(3, 4, dtype=torch.uint8), torch.ones(3)
         (lambda _, g: g(CODES, SCALES, "tile"), "no FP8 scales per 'tile'"),
         (lambda _, g: g(CODES, SCALES, "row", torch.int8), "dtype must be one of float64, .*; got int8"),
         (lambda _, g: g(CODES.float(), SCALES), r"codes must be a float8_e4m3fn or uint8 tensor \[T, D\]; got float32"),
-        (lambda _, g: g(CODES, SCALES.double()), "scales must be float32; got float64"),
+        (lambda _, g: g(CODES, SCALES.double()), r"scales must be a float32 tensor; got float64 \[3\]"),
         (lambda _, g: g(CODES, SCALES[:2]), r"scales must have shape \[3\] to fit codes per row; got \[2\]"),
         (lambda _, g: g(CODES, SCALES, "column"), r"scales must have shape \[1, 4\] to fit codes per column"),
         (lambda _, g: g(CODES, SCALES.to("meta")), "scales is on meta, codes on cpu; they must share a device"),
