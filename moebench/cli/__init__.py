@@ -22,6 +22,7 @@ VERBS = {
     "compare": "What changed from one run to another, and whether it counts.",
     "check": "The same, against a baseline.",
     "accept": "Make a run the baseline that later ones are checked against.",
+    "trend": "Where the numbers of many runs changed, and in which commits.",
     "trace": "The timeline of a case, for Perfetto.",
     "calibrate": "Measure this machine into a hardware file.",
     "validate": "Check a suite, topology, hardware or claims file, or a run folder.",

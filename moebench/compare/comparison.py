@@ -167,7 +167,7 @@ def _changed_status(key: Key, before: CaseInfo, after: CaseInfo) -> Finding:
     """A case that has numbers on one side only."""
     if after.status == "passed":
         return Finding(key, "", FIXED, f"base: {_state(before)}")
-    why = _rebased(before, after, None)
+    why = rebased(before, after, None)
     return Finding(key, "", REBASED if why else BROKEN, "; ".join(filter(None, (_state(after), why))))
 
 
@@ -181,7 +181,7 @@ def _state(case: CaseInfo) -> str:
     return case.status + (f": {case.reason}" if case.reason else "")
 
 
-def _rebased(base: CaseInfo, head: CaseInfo, metric: str | None) -> str:
+def rebased(base: CaseInfo, head: CaseInfo, metric: str | None) -> str:
     """What else than the code changed, of what a metric depends on (None: a case's status); or empty."""
     if base.hash != head.hash:
         return "the case itself changed"
@@ -203,7 +203,7 @@ def _exact(base: Side, head: Side, rules: Rules) -> Iterator[Finding]:
             continue  # the finding about the case says it
         unit = (ours or theirs).unit  # type: ignore[union-attr]
         threshold = rules.of(key, unit, measured=False)
-        why = _rebased(before, after, key.metric)
+        why = rebased(before, after, key.metric)
         if ours is None or theirs is None:
             yield _one_sided(key, unit, ours and ours.value, theirs and theirs.value, why, threshold)
         elif ours.unit != theirs.unit:

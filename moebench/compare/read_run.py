@@ -89,7 +89,7 @@ class _Reader:
         if value is None or metric in DERIVED:
             return
         detail = item.get("detail")
-        key = Key(name, engine, self._shown(metric).replace("|", "/"), _part(detail) if detail else "")
+        key = Key(name, engine, self._shown(metric).replace("|", "/"), part_of(detail) if detail else "")
         if item.get("sample") is not None:
             self._sample(key, item, detail or {})
         elif engine in MEASURED_ENGINES and (detail or {}).get("mark") == CPU_BOUND:
@@ -120,7 +120,7 @@ class _Reader:
             )
 
 
-def _part(detail: Mapping[str, Any]) -> str:
+def part_of(detail: Mapping[str, Any]) -> str:
     """Which of the values of a metric a row holds: `region=gate, phase=forward`; the regime by its bare name."""
     found = [(name, plain(str(detail[name]), 60)) for name in PARTS if name in detail]
     return ", ".join(text if name == "regime" else f"{name}={text}" for name, text in found)

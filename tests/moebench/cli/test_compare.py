@@ -93,3 +93,21 @@ def test_other_machines_need_a_flag(moebench, in_folder):
             pytest_file(Path(name) / f"{process}.json", {"x": [1.0, 1.1, 1.2]}, cpu=cpu)
     assert "--across-machines" in moebench.refused("compare", "a", "b")
     assert "ACROSS MACHINES" in moebench("compare", "a", "b", "--across-machines").out
+
+
+def test_trend_of_the_runs_folder(moebench, in_folder):
+    """The table names commits; --json holds every point; Markdown is a table; 1 when the newest change is slower."""
+    for number, value in enumerate([0.002, 0.002, 0.003]):
+        git = {"commit": str(number) * 40, "changed": False}
+        created = f"2026-11-0{number + 1}T00:00:00+00:00"
+        write_run(Path("runs") / str(number), [exact_rows(case(), step_time=value)], created=created, git=git)
+    said = moebench("trend")
+    assert said.status == 1
+    assert "111111111111..222222222222" in said.out
+    assert said.out.endswith("3 runs, 1 series: 1 slower\n")
+    document = json.loads(moebench("trend", "runs", "--json").out)
+    assert document["series"][0]["points"] == [[0, 0.002], [1, 0.002], [2, 0.003]]
+    assert document["changes"][0]["runs"] == [1, 2]
+    assert moebench("trend", "--markdown").out.count("\n| ") == 2
+    assert moebench("trend", "--last", "1").status == 0
+    assert "no such folder" in moebench.refused("trend", "absent")
