@@ -3,10 +3,12 @@
 import pickle
 import re
 import signal
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from moebench.pulse import Listener
+from moebench.rank_remains import NO_ROOM
 
 _NOTICE_S = 0.05  # a death is noticed after it happened; until then peers may have written of the lost connection
 _LOG_CHARACTERS = 4000
@@ -74,6 +76,9 @@ def _failure(folder: Path, rank: int, status: int, noticed: float) -> tuple[floa
     if record.exists():
         raised, text = pickle.loads(record.read_bytes())
         return raised, f"rank {rank} raised:\n{text.rstrip()}"
+    if status == NO_ROOM:
+        where = tempfile.gettempdir()
+        return noticed - _NOTICE_S, f"rank {rank} raised, and found no room to say what among temporary files ({where})"
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
     output = _text(folder / f"{rank}.log")[-_LOG_CHARACTERS:]
     last = f"; its last output:\n{output}" if output else ""

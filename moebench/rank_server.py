@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from moebench import pulse
+from moebench.rank_remains import leave, leave_failure
 from moebench.rank_wire import receive, send
 
 _STACK_SIGNAL = signal.SIGUSR1
@@ -133,22 +134,18 @@ def _run_rank(request: dict[str, Any], rank: int, server: int) -> NoReturn:
         if request["seats"]:
             request["seats"][rank].take()
             _die_with(server)  # again: the kernel forgets it when a process enters a user namespace
-        result = pickle.dumps(_call(request, rank))
-        partial = folder / f"{rank}.partial"
-        partial.write_bytes(result)
-        partial.rename(folder / f"{rank}.result")
+        leave(folder / f"{rank}.result", _call(request, rank))
     except BaseException:
         when = time.monotonic()
-        (folder / f"{rank}.failure").write_bytes(pickle.dumps((when, traceback.format_exc())))
-        _leave(1)
+        _exit(leave_failure(folder / f"{rank}.failure", when, traceback.format_exc()))
     with suppress(Exception):  # a peer that fails from here on tells its own story
         import torch.distributed as dist
 
         dist.barrier()  # no socket closes under a peer that still reads
-    _leave(0)
+    _exit(0)
 
 
-def _leave(status: int) -> NoReturn:
+def _exit(status: int) -> NoReturn:
     """Exit without tearing down the group: with a peer gone, that could wait for it."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -71,7 +71,7 @@ def run_ranks(
 
     Raises:
         RanksError: a rank raised, died, or was not done in time.
-        PlaceLost: `lost` had an answer.
+        PlaceLost: `lost` had an answer, or the process that forks the ranks was killed; the next call starts another.
     """
     if world < 1:
         raise ValueError(f"world = {world}: at least one rank is needed")
@@ -200,7 +200,7 @@ class _Server:
                 send(self.control, ("kill", outcome.timed_out))
                 self._collect(outcome, world, time.monotonic() + _KILL_TIMEOUT_S)
         except ConnectionError as error:
-            raise RanksError(f"the rank server died with status {self.process.wait(_KILL_TIMEOUT_S)}") from error
+            raise PlaceLost(f"the rank server died with status {self.process.wait(_KILL_TIMEOUT_S)}") from error
         if len(outcome.exits) < world:
             self.close()  # its ranks die with it
         return outcome

@@ -87,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo(f"moebench: {error.format_message()}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt) as stop:
+        if isinstance(stop.__cause__, EOFError):  # nothing here asks for input: it is a fault, which click hides
+            raise stop.__cause__ from None
         from moebench.stopping import exit_status
 
         click.echo("moebench: stopped", err=True)

@@ -120,13 +120,13 @@ def command(
             engine, filters["topology"] = measured(place, topology, engine, filters["topology"])
         ready = _prepared(suite, engine, _settings(settings, rates), quick, filters)
         _check_measured(settings, ready)
+        _check_timeout(timeout_s, ready.cases)
         if dry_run:
             _show_plan(ready)
             return 0
         from moebench.run import begin
 
         _check_ranks(ready.cases, ready.topologies)
-        _check_timeout(timeout_s, ready.cases)
         return _execute(begin(ready, out), timeout_s)
 
 

@@ -45,7 +45,8 @@ def starts(suite: str, topology: Topology, asked: str) -> list[Start]:
     where = "on this machine" if topology.nodes == 1 else "on every node; FIRST_NODE is the name of one of them"
     found = [Start("torchrun", where, _torchrun(topology, run))]
     if topology.node_type not in ON_THIS_MACHINE:
-        found.append(Start("sbatch", "where jobs are submitted", _sbatch(suite, topology, run)))
+        where = "where jobs are submitted; your site may ask for --partition, --account, --time"
+        found.append(Start("sbatch", where, _sbatch(suite, topology, run)))
     return found
 
 
@@ -58,9 +59,14 @@ def _torchrun(topology: Topology, run: list[str]) -> str:
 
 
 def _sbatch(suite: str, topology: Topology, run: list[str]) -> str:
-    """A job whose ranks srun starts, one a GPU; rank 0's node is where they meet."""
-    job = f"export MASTER_ADDR={_HEAD} MASTER_PORT={PORT}; srun {shlex.join(['python', *run])}"
-    options = [f"--nodes={topology.nodes}", f"--ntasks-per-node={topology.gpus_per_node}"]
+    """A job whose ranks srun starts, one a GPU; rank 0's node is where they meet.
+
+    Nodes are taken whole: who else works there is measured too. Else a task has one core, on which torch's backward
+    pass and NCCL's threads would take turns, and a share of the memory by its cores; torchrun's ranks have all.
+    """
+    srun = shlex.join(["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", "python", *run])
+    job = f"export MASTER_ADDR={_HEAD} MASTER_PORT={PORT}; {srun}"
+    options = [f"--nodes={topology.nodes}", f"--ntasks-per-node={topology.gpus_per_node}", "--exclusive", "--mem=0"]
     if topology.hardware.kind == "gpu":
         options.append(f"--gpus-per-node={topology.gpus_per_node}")
     name = suite.rpartition("/")[2].removesuffix(".toml")

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from moebench.cluster.detect import Launched
 from moebench.local.child import ALLOCATOR
 from moebench.pulse import VARIABLE
+from moebench.rank_remains import leave, leave_failure
 
 _STACK_SIGNAL = signal.SIGUSR1
 _STACK_TIME_S = 0.2  # for a rank to write where it stands
@@ -64,6 +65,12 @@ class Ending:
             files["failure"] = pickle.dumps((_on_own_clock(self.raised_at), text))
         for name, content in files.items():
             (folder / f"{rank}.{name}").write_bytes(content)
+
+
+def not_started(report: str) -> Ending:
+    """The ending of a process that this host could not start."""
+    now = time.time()
+    return Ending(1, False, {"failure": pickle.dumps((now, report))}, now, now)
 
 
 def _on_own_clock(time_of_day_s: float) -> float:
@@ -139,22 +146,18 @@ def main(folder: Path) -> NoReturn:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # end with the supervisor
     faulthandler.register(_STACK_SIGNAL, open(folder / "stack", "w"), all_threads=False)  # noqa: SIM115
     try:
-        result = pickle.dumps(_call(*pickle.loads((folder / "request").read_bytes())))
-        partial = folder / "partial"
-        partial.write_bytes(result)
-        partial.rename(folder / "result")
+        leave(folder / "result", _call(*pickle.loads((folder / "request").read_bytes())))
     except BaseException:
         raised_at = time.time()
-        (folder / "failure").write_bytes(pickle.dumps((raised_at, traceback.format_exc())))
-        _leave(1)
+        _exit(leave_failure(folder / "failure", raised_at, traceback.format_exc()))
     with contextlib.suppress(Exception):  # a peer that fails from here on tells its own story
         import torch.distributed as dist
 
         dist.barrier()  # no socket closes under a peer that still reads
-    _leave(0)
+    _exit(0)
 
 
-def _leave(status: int) -> NoReturn:
+def _exit(status: int) -> NoReturn:
     """Exit without tearing down the group: with a peer gone, that could wait for it."""
     sys.stdout.flush()
     sys.stderr.flush()

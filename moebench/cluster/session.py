@@ -7,6 +7,7 @@ killed, takes its job with it and nothing else; what it left goes to rank 0 over
 import pickle
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moebench.cluster.board import Board, shared_board
 from moebench.cluster.detect import Launched
-from moebench.cluster.rank_process import Ending, RankProcess
+from moebench.cluster.rank_process import Ending, RankProcess, not_started
 from moebench.pulse import Listener
 from moebench.rank_report import Outcome, explain
 from moebench.ranks import RanksError
@@ -160,7 +161,11 @@ def follow(place: Launched) -> int:
 
 
 def _do(place: Launched, board: Board, number: int, target: str, args: Sequence[Any], timeout_s: float) -> None:
-    process = RankProcess(place, number, target, args, timeout_s)
+    try:
+        process = RankProcess(place, number, target, args, timeout_s)
+    except OSError:  # a full disk, no more processes
+        board.put(f"end/{number}/{place.rank}", not_started(traceback.format_exc()))
+        return
     try:
         look_s = 0.0
         while (ending := process.ending()) is None:

@@ -265,7 +265,8 @@ def storage(path: Path, only: Sequence[int] = ()) -> Iterator[None]:
     except OSError as error:
         if only and error.errno not in only:
             raise
-        raise StorageError(f"{path}: can't write: {error.strerror or error}") from error
+        place = error.filename or path  # an engine's own file may lie elsewhere
+        raise StorageError(f"{place}: can't write: {error.strerror or error}") from error
 
 
 def _lock(descriptor: int, path: Path) -> None:

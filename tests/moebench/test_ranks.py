@@ -180,7 +180,7 @@ def test_a_server_that_dies_during_a_run_is_an_error_not_a_hang():
     """The caller learns at once, and the ranks die with their server."""
     run_ranks(F + "sums", 1, (0,))
     threading.Timer(0.5, ranks._server.process.kill).start()
-    with pytest.raises(RanksError, match="rank server died"):
+    with pytest.raises(PlaceLost, match="rank server died"):  # no rank's fault
         run_ranks(F + "hangs", 2, (0,), timeout_s=60)
 
 

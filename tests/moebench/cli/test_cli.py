@@ -7,7 +7,7 @@ import sys
 import click
 import pytest
 
-from moebench.cli import VERBS, group
+from moebench.cli import VERBS, group, main
 
 
 def test_help_lists_every_verb(moebench):
@@ -89,3 +89,14 @@ def test_a_closed_pipe_ends_quietly(tmp_path):
     )  # fmt: skip
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_cut_off_file_is_not_taken_for_ctrl_c(monkeypatch):
+    """An end of file inside the program is a fault of its own, with its traceback; click would call it an abort."""
+
+    def cut_off(*arguments):
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr(group, "invoke", cut_off)
+    with pytest.raises(EOFError, match="Ran out of input"):
+        main(["list"])

@@ -18,11 +18,12 @@ def test_a_cluster_of_gpus():
     assert words[-7:] == ["-m", "moebench", "run", "--suite", "hetu", "--topology", "4x8-titan-rtx"]
     assert "--rdzv-endpoint" in words
     words = shlex.split(sbatch.line)
-    assert {"--nodes=4", "--ntasks-per-node=8", "--gpus-per-node=8"} < set(words)
+    assert {"--nodes=4", "--ntasks-per-node=8", "--gpus-per-node=8", "--exclusive", "--mem=0"} < set(words)
     job = next(word for word in words if word.startswith("--wrap="))
     assert "export MASTER_ADDR=$(" in job
     assert "MASTER_PORT=" in job
-    assert job.endswith("; srun python -m moebench run --suite hetu --topology 4x8-titan-rtx")
+    ranks = "srun --kill-on-bad-exit=1 --cpu-bind=none python -m moebench run --suite hetu --topology 4x8-titan-rtx"
+    assert job.endswith(f"; {ranks}")
 
 
 def test_names_with_spaces_stay_one_word():

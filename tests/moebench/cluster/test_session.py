@@ -1,15 +1,19 @@
 """Ranks that srun started: supervisors meet, do one job after another, and outlive whatever happens to a job."""
 
+import errno
 import json
 import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from moebench.cluster import session as session_module
 from moebench.cluster.detect import Launched
 from moebench.cluster.session import Session
+from moebench.rank_report import Outcome, explain
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_topology
 
@@ -69,3 +73,20 @@ def test_a_topology_must_be_what_the_ranks_are():
         session.check(load_topology("1x2-titan-rtx"))
     with pytest.raises(InputError, match=r"these ranks compute on a cpu"):
         session.check(load_topology("1x4-titan-rtx"))
+
+
+def test_a_host_that_can_not_start_its_rank_says_so(monkeypatch, tmp_path):
+    """To rank 0, as that rank's own failure; the supervisor goes on."""
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/here")
+
+    told = {}
+    monkeypatch.setattr(session_module, "RankProcess", full)
+    place = Launched("srun", 3, 4, 0, 1, "localhost", 1)
+    session_module._do(place, SimpleNamespace(put=told.__setitem__), 7, "a:b", (), 9.0)
+    ending = told["end/7/3"]
+    ending.unpack(tmp_path, 3)
+    report = explain(tmp_path, "a:b", 4, Outcome({3: (ending.status, ending.noticed_s)}), 9)
+    assert "rank 3 raised:" in report
+    assert report.endswith("OSError: [Errno 28] No space left on device: '/tmp/here'")

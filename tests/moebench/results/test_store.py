@@ -342,3 +342,9 @@ def test_an_output_that_is_a_file_is_called_one(tmp_path, job):
     (tmp_path / "passwd").write_text("x")
     with pytest.raises(InputError, match="passwd: is a file, and a run needs a folder"):
         RunFolder.create(tmp_path / "passwd", dict(job.folder.record))
+
+
+def test_a_file_that_lies_elsewhere_is_named(tmp_path):
+    """Temporary files on another disk, say: the run folder is not what is full."""
+    with pytest.raises(StorageError, match=r"^/tmp/other: can't write: No space left"), store.storage(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/other")

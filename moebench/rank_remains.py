@@ -1,0 +1,31 @@
+"""What a rank leaves in files for whoever started it: a result, or when and how it raised; each whole or not there."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+NO_ROOM = 74  # exit status of a rank whose traceback found no room either (EX_IOERR of sysexits.h)
+
+
+def leave(path: Path, content: Any) -> None:
+    """Write `content`; what did not fit is removed, so that there is room to say so.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(pickle.dumps(content))
+        partial.rename(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def leave_failure(path: Path, when_s: float, text: str) -> int:
+    """Write when a rank raised and its traceback; the status to exit with."""
+    try:
+        leave(path, (when_s, text))
+    except OSError:
+        return NO_ROOM
+    return 1
