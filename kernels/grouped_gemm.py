@@ -125,9 +125,11 @@ def _rows_of_experts(ends_L: Tensor, num_rows: int) -> Iterator[tuple[int, int]]
 def _runs_on_device(left: Tensor, right: Tensor) -> bool:
     """Whether torch has one kernel for all groups, whose counts stay on the device: bf16 on a GPU, 16-byte rows.
 
-    For other dtypes and on the CPU its grouped product is the loop below, with a host read before it.
+    For other dtypes and on the CPU its grouped product is the loop below, with a host read before it. A trace on meta
+    tensors is one of a GPU.
     """
-    return left.is_cuda and left.dtype == torch.bfloat16 and _has_aligned_rows(left) and _has_aligned_rows(right)
+    is_for_gpu = (left.is_cuda or left.is_meta) and left.dtype == torch.bfloat16
+    return is_for_gpu and _has_aligned_rows(left) and _has_aligned_rows(right)
 
 
 def _has_aligned_rows(tensor: Tensor) -> bool:

@@ -49,7 +49,8 @@ sys.exit(main([]))
 
 def test_make_gpu_check_needs_no_virtual_environment():
     """It maps the packages by links, before the working directory, whose moebench lacks the kernels."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # `make test`'s own
+    # Without what `make test` tells its own.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(
         ["make", "-n", "gpu-check", "OUT=there"], cwd=ROOT, env=environment, capture_output=True, text=True
     )

@@ -53,7 +53,7 @@ class Operator:
     cost: CostFunction | None = None
     rule: Rule | None = None
     flops: Callable[..., int] | None = None
-    products: Callable[[Sequence[Any]], tuple[Product, ...]] | None = None
+    products: "Products | None" = None
     in_place_name: str | None = None
 
 
@@ -88,7 +88,9 @@ def operator_of(overload: OpOverload) -> Operator:
 
 
 def _plain(overload: OpOverload, name: str, mutated: tuple[tuple[int, str], ...]) -> Operator:
-    kind = kind_of(overload)
+    kind, products = kind_of(overload), _PRODUCTS.get(base_name(overload))
+    if kind == "product" and products is None and overload._overloadpacket not in flop_registry:
+        raise UnknownOperator(f"{name} is a product whose FLOPs nobody states: add it to moebench/trace/operators.py")
     return Operator(
         name,
         kind,
@@ -96,7 +98,7 @@ def _plain(overload: OpOverload, name: str, mutated: tuple[tuple[int, str], ...]
         mutated=mutated,
         rule=byte_rule(overload, kind),
         flops=flop_registry.get(overload._overloadpacket),
-        products=_PRODUCTS.get(base_name(overload)),
+        products=products,
         in_place_name=_IN_PLACE_FORMS.get(name),
     )
 
@@ -119,7 +121,7 @@ def cost_of(operator: Operator, call: Call) -> Cost:
     if operator.rule is None:
         return Cost(operator.kind)
     read, written = operator.rule(call)
-    products = operator.products(call.args) if operator.products is not None else ()
+    products = operator.products(call) if operator.products is not None else ()
     if products:
         flops = sum(product.flops for product in products)
     else:
@@ -141,17 +143,35 @@ def _matrices(left: Tensor, right: Tensor) -> tuple[Product, ...]:
     return (Product(m, right.shape[-1] if right.dim() > 1 else 1, k, math.prod(batch)),)
 
 
-def _vectors(args: Sequence[Any]) -> tuple[Product, ...]:
-    return (Product(1, 1, args[0].numel()),)
+def _vectors(call: Call) -> tuple[Product, ...]:
+    return (Product(1, 1, call.args[0].numel()),)
 
 
-_PRODUCTS: dict[str, Callable[[Sequence[Any]], tuple[Product, ...]]] = {
-    "mm": lambda args: _matrices(args[0], args[1]),
-    "bmm": lambda args: _matrices(args[0], args[1]),
-    "mv": lambda args: _matrices(args[0], args[1]),
-    "addmm": lambda args: _matrices(args[1], args[2]),
-    "baddbmm": lambda args: _matrices(args[1], args[2]),
-    "addmv": lambda args: _matrices(args[1], args[2]),
+def _groups(call: Call) -> tuple[Product, ...]:
+    """Rows, columns or what is summed over come in groups whose ends are not in the shapes: each gets an even share."""
+    left, right = call.args[:2]
+    sizes = [left.shape[-2], right.shape[-1], left.shape[-1]]
+    if left.dim() == right.dim() == 3:
+        return (Product(*sizes, left.shape[0]),)
+    ragged, groups = 2, call.results[0].shape[0]
+    if left.dim() != right.dim():
+        ragged, groups = (0, right.shape[0]) if right.dim() == 3 else (1, left.shape[0])
+    least, rest = divmod(sizes[ragged], groups)
+    shares = [(least + 1, rest), (least, groups - rest)]
+    return tuple(
+        Product(*sizes[:ragged], share, *sizes[ragged + 1 :], number) for share, number in shares if share and number
+    )
+
+
+Products = Callable[[Call], tuple[Product, ...]]
+_PRODUCTS: dict[str, Products] = {
+    "_grouped_mm": _groups,
+    "mm": lambda call: _matrices(*call.args[:2]),
+    "bmm": lambda call: _matrices(*call.args[:2]),
+    "mv": lambda call: _matrices(*call.args[:2]),
+    "addmm": lambda call: _matrices(*call.args[1:3]),
+    "baddbmm": lambda call: _matrices(*call.args[1:3]),
+    "addmv": lambda call: _matrices(*call.args[1:3]),
     "dot": _vectors,
     "vdot": _vectors,
 }

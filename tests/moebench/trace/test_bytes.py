@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from moebench.kernels.region import region
+from moebench.trace.errors import UnknownOperator
+from moebench.trace.operators import operator_of
 from moebench.trace.recorder import Recorder
 
 
@@ -176,6 +178,33 @@ def test_flops_equal_closed_forms(call, shapes, flops):
     (op,) = recorded(call, *(f32(*shape) for shape in shapes))
     assert op.flops == flops
     assert sum(product.flops for product in op.products) == flops
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "products"),
+    [
+        ((24, 8), (5, 8, 16), [(5, 16, 8, 4), (4, 16, 8, 1)]),
+        ((8, 24), (24, 16), [(8, 16, 5, 4), (8, 16, 4, 1)]),
+        ((5, 8, 16), (16, 24), [(8, 5, 16, 4), (8, 4, 16, 1)]),
+        ((5, 8, 16), (5, 16, 32), [(8, 32, 16, 5)]),
+        ((2, 8), (5, 8, 16), [(1, 16, 8, 2)]),
+        ((0, 8), (5, 8, 16), []),
+    ],
+)
+def test_grouped_products_share_what_is_ragged_evenly(left, right, products):
+    """torch's counter knows no grouped product: rows, columns or sums that the groups share, as evenly as can be."""
+    left, right = (torch.empty(*shape, device="meta", dtype=torch.bfloat16) for shape in (left, right))
+    ends = None if left.dim() == right.dim() == 3 else torch.empty(5, dtype=torch.int32, device="meta")
+    ops = recorded(lambda *args: torch.nn.functional.grouped_mm(*args, offs=ends), left, right)
+    (op,) = (op for op in ops if op.kind == "product")
+    assert [(product.m, product.n, product.k, product.batch) for product in op.products] == products
+    assert op.flops == sum(2 * m * n * k * batch for m, n, k, batch in products)
+
+
+def test_a_product_without_flops_is_refused():
+    """A guess of none would make it free."""
+    with pytest.raises(UnknownOperator, match="_int_mm is a product whose FLOPs nobody states"):
+        operator_of(torch.ops.aten._int_mm.default)
 
 
 def test_convolution_is_counted_by_torch_own_formula():

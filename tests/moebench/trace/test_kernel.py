@@ -12,7 +12,7 @@ from moebench.workloads.kernel_floor import floor_of
 from moebench.workloads.load import load_topology
 from tests.workloads.test_kernel_calls import workload_of
 
-# torch's grouped product reads the counts on the host; on meta tensors there are none.
+# torch's grouped product reads the counts on the host but for bf16; on meta tensors there are none.
 READS = {("grouped_gemm", "torch")}
 CALLS = [
     (op, direction, name)
@@ -42,6 +42,16 @@ def test_every_implementation_can_be_traced(op, direction, name):
     assert program.peak_bytes > 0
     assert moved(program) >= 0.98 * floor_of(workload).bytes
     assert sum(op_.flops for op_ in program.ops) >= floor_of(workload).flops
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_torch_s_grouped_product_of_bf16_is_that_of_a_gpu(direction):
+    """One grouped product for all experts, with the FLOPs of Triton's; no host read."""
+    sizes = {"tokens": 64, "experts": 4, "d_model": 32, "d_ffn": 16}
+    workload = KernelWorkload("grouped_gemm", **sizes, dtype="bf16", direction=direction)
+    ours, theirs = (trace_kernel(workload, name) for name in ("triton", "torch"))
+    assert "aten::_grouped_mm" in [op.name for op in theirs.ops]
+    assert sum(op.flops for op in theirs.ops) == sum(op.flops for op in ours.ops)
 
 
 def test_triton_is_one_operator_and_torch_its_parts():
