@@ -1,9 +1,9 @@
 """Dispatcher `alltoall`: tokens and weights travel in two all-to-alls, results in one.
 
-Ragged where nobody is dropped: counts are gathered from all ranks and copied to the host for the splits, while the
-device permutes. Padded where there is a capacity (`moe_pad_expert_input_to_capacity`): every expert has C rows of every
-rank, shapes are known and nothing is read. With several experts a rank, what arrives rank by rank is sorted into
-chunks by expert.
+Ragged: counts are gathered from all ranks and copied to the host for the splits, where nobody is dropped while the
+device permutes, with a capacity before it does, for then only the counts say how many rows there are. Padded
+(`moe_pad_expert_input_to_capacity`): every expert has C rows of every rank, shapes are known and nothing is read. With
+several experts a rank, what arrives rank by rank is sorted into chunks by expert.
 
 T tokens, K choices, E experts, L of a rank, R ranks, C slots, N rows, D model.
 """
@@ -22,6 +22,8 @@ from moebench.kernels.region import region
 from moebench.systems.megatron.dispatcher import Dispatched
 from moebench.systems.megatron.layout import Layout
 from moebench.systems.megatron.routes import Routes
+
+_KEPT = "kept_counts", "received_kept_counts"  # what `host.QUANTITIES` calls the counts after a capacity
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,16 @@ class RaggedWay:
 
 
 class RaggedAllToAll:
-    """Without a capacity: every row that a token needs, and no other."""
+    """With or without a capacity: every row that a token needs and that found a slot, and no other."""
 
     def __init__(self, group: Group, experts: int, top_k: int, layout: Layout):
         self.group, self.layout, self.top_k = group, layout, top_k
         self.experts, self.local = experts, experts // group.size
 
     def dispatch(self, x_TD: Tensor, routes: Routes, capacity: int | None) -> Dispatched:
-        """Count, permute while the counts travel to the host, exchange, sort by expert."""
+        """Count, permute while the counts travel to the host (with a capacity afterwards), exchange, sort by expert."""
         tokens, ranks, local = len(x_TD), self.group.size, self.local
+        sent_name, received_name = ("expert_counts", "received_counts") if capacity is None else _KEPT
         with region("dispatch"):
             counts_E = routes.map_TE.sum(dim=0)
         with region("exchange"):
@@ -60,9 +63,13 @@ class RaggedAllToAll:
             first = self.group.index * local
             received_RL = counts_RE[:, first : first + local].contiguous()
             ends_L = received_RL.sum(dim=0).cumsum(0)
-            reads = start_read(counts_E, "expert_counts"), start_read(received_RL, "received_counts")
-            permuted = self.layout.permute(x_TD, routes, tokens * self.top_k)
-            sent, received = finish_reads(*reads)
+            reads = start_read(counts_E, sent_name), start_read(received_RL, received_name)
+            if capacity is None:
+                permuted = self.layout.permute(x_TD, routes, tokens * self.top_k)
+                sent, received = finish_reads(*reads)
+            else:
+                sent, received = finish_reads(*reads)
+                permuted = self.layout.permute(x_TD, routes, sum(sent))
         sent_R, received_R = (_by_rank(counts, local) for counts in (sent, received))
         way_back = RaggedWay(permuted.back, tokens, sent_R, received_R, received)
         with region("exchange"):
@@ -148,4 +155,3 @@ class PaddedAllToAll:
 
 def _by_rank(counts: Sequence[int], local: int) -> list[int]:
     return [sum(counts[first : first + local]) for first in range(0, len(counts), local)]
-

@@ -37,12 +37,14 @@ class Setting:
     Attributes:
         dispatcher: `alltoall` or `allgather`.
         layout: how rows are permuted, `sort` or `fused` (`moe_permute_fusion`).
+        pads: whether `alltoall` with a capacity sends C rows of every expert (`moe_pad_expert_input_to_capacity`).
         balance: over which tokens the balance loss is taken, one of `losses.BALANCES`.
         z_loss: its coefficient; 0 leaves it out.
     """
 
     dispatcher: str = "alltoall"
     layout: str = "sort"
+    pads: bool = True
     balance: str = "batch"
     z_loss: float = 0.0
 
@@ -148,7 +150,7 @@ def balance_coefficient(workload: LayerWorkload, conventions: Conventions) -> fl
 
 def _all_to_all(layer: MegatronLayer) -> Dispatcher:
     layout, experts = LAYOUTS[layer.setting.layout], layer.workload.experts
-    if layer.conventions.is_dropless:
+    if layer.conventions.is_dropless or not layer.setting.pads:
         return RaggedAllToAll(layer.group, experts, layer.workload.gate.top_k, layout)
     return PaddedAllToAll(layer.group, experts, layout)
 

@@ -8,6 +8,7 @@ import torch
 from moebench.kernels.collectives.group import Group
 from moebench.systems.layer import checked, refusal
 from moebench.systems.megatron.layer import MegatronLayer, Setting
+from moebench.systems.megatron.layout import LAYOUTS
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.errors import one_of
 from moebench.workloads.gates import options as gate_options
@@ -26,7 +27,11 @@ _SUPPORTED: dict[str, Sequence[str]] = {
 
 
 class Megatron:
-    """Megatron-Core in one setting; `+layout=fused` permutes with fused kernels (`moe_permute_fusion`)."""
+    """Megatron-Core in one setting.
+
+    `+layout=fused` permutes with fused kernels (`moe_permute_fusion`), `+pads=false` sends with a capacity what found a
+    slot and no more (without `moe_pad_expert_input_to_capacity`).
+    """
 
     def __init__(self, name: str, title: str, setting: Setting):
         self.name, self.title, self.source, self.setting = name, title, SOURCE, setting
@@ -68,19 +73,27 @@ class Megatron:
         )
 
     def variant(self, options: Mapping[str, str]) -> "Megatron":
-        """The system with another `layout`, `sort` or `fused`.
+        """The system with another `layout`, or without padding, `pads=false`; the all-gather dispatcher never pads.
 
         Raises:
-            InputError: another option, or another layout.
+            InputError: another option, or a value that it does not have.
         """
-        for option in options:
-            if option != "layout":
-                raise one_of(f"option of system {self.name}", option, ("layout",))
-        layout = options["layout"]
-        setting = replace(self.setting, layout=layout)
-        if setting == self.setting:
-            return self
-        return Megatron(f"{self.name}+layout={layout}", f"{self.title}, {layout} permutation", setting)
+        known = {"layout": tuple(LAYOUTS)}
+        if self.setting.dispatcher == "alltoall":
+            known["pads"] = ("false", "true")
+        for option, value in options.items():
+            if option not in known:
+                raise one_of(f"option of system {self.name}", option, known)
+            if value not in known[option]:
+                raise one_of(option, value, known[option])
+        asked = {"layout": self.setting.layout, "pads": "true"} | dict(options)
+        setting = replace(self.setting, layout=asked["layout"], pads=asked["pads"] == "true")
+        name, title = self.name, self.title
+        if setting.layout != self.setting.layout:
+            name, title = f"{name}+layout={setting.layout}", f"{title}, {setting.layout} permutation"
+        if not setting.pads:
+            name, title = f"{name}+pads=false", f"{title}, no padding"
+        return self if setting == self.setting else Megatron(name, title, setting)
 
     def build(
         self, workload: LayerWorkload, group: Group, conventions: Conventions, device: torch.device, dtype: torch.dtype

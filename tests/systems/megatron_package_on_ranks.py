@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.megatron_package import package_layer, random_weights, without_a_gpu
 from moebench.systems.interface import LayerWeights
-from moebench.systems.registry import get
+from moebench.systems.registry import get, stem_of
 from moebench.systems.training import TrainingStep
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def _ours(group, name, workload, conventions, weights, x_TD, upstream_TD):
 
 def _theirs(name, workload, conventions, weights, x_TD, upstream_TD, config):
     with without_a_gpu():
-        call = package_layer(workload, conventions, DISPATCHERS[name], weights, **config)
+        call = package_layer(workload, conventions, DISPATCHERS[stem_of(name)], weights, **config)
         x_TD = x_TD.clone().requires_grad_()
         y_TD, aux = call(x_TD)
         y_TD.backward(upstream_TD)

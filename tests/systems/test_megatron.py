@@ -27,6 +27,7 @@ from tests.systems.strategies import assert_same, build, right, step, weights, w
 
 NAMES = ("megatron", "megatron_allgather")
 FUSED = tuple(f"{name}+layout=fused" for name in NAMES)
+RAGGED = ("megatron+pads=false", "megatron+layout=fused+pads=false")
 DROPLESS = Conventions(capacity_rule="unlimited")
 FP64 = replace(COMMON, gate_dtype="fp64")
 TOP2 = GateSpec("topk", 2)
@@ -34,7 +35,7 @@ T, E, D, F, K, RANKS = 64, 8, 24, 40, 2, 4
 LOCAL, CAPACITY = E // RANKS, 16
 LAYER = LayerWorkload(TOP2, 2, T // 2, D, F, E, dtype="bf16", routing=RoutingSpec("zipf"))
 every_name = pytest.mark.parametrize("name", NAMES)
-every_layout = pytest.mark.parametrize("name", [*NAMES, *FUSED])
+every_layout = pytest.mark.parametrize("name", [*NAMES, *FUSED, *RAGGED])
 
 
 def programs(name, conventions, **changes):
@@ -130,6 +131,24 @@ def test_bytes_of_the_all_gather(conventions):
         assert [op.name for op in program.ops if op.kind == "host-read"] == ["host::received_kept_by_expert"]
 
 
+@pytest.mark.parametrize("name", RAGGED)
+def test_without_padding_a_capacity_sends_what_found_a_slot(name):
+    """Fewer rows than routes; the host waits for the counts before rows are permuted, there being no other way."""
+    ragged, padded = programs(name, COMMON), programs("megatron", COMMON)
+    rows = {rank: expert_rows(p) for p in ragged for rank in p.stands_for}
+    assert len(set(rows.values())) > 1
+    assert sum(rows.values()) < RANKS * T * K
+    assert max(rows.values()) <= E * CAPACITY == expert_rows(padded[0])
+    for program in ragged:
+        sent = collectives(program, FORWARD)[1]
+        assert sent[1] < K * T * D * 2
+        reads = [op for op in program.ops if op.kind == "host-read"]
+        copies = [program.ops[index].name for index in reads[0].waits_on]
+        assert (len(reads), copies) == (1, ["host::copy_kept_counts", "host::copy_received_kept_counts"])
+        permuted = next(op for op in program.ops if op.shapes and op.shapes[0] == (T, D) and op.region == "dispatch")
+        assert reads[0].index < permuted.index
+
+
 def test_an_input_without_gradient_saves_the_rows_way_back():
     """The weights' gradient still travels."""
     (program,) = programs("megatron", COMMON, input_gradient=False)
@@ -198,7 +217,7 @@ def test_both_layouts_equal_the_reference(name, conventions, tokens, activation)
     assert_same(step(layer, x, upstream), right(work, conventions, values, x, upstream))
 
 
-@pytest.mark.parametrize(("name", "ranks"), [*product(NAMES, (1, 2, 4)), *product(FUSED, (2,))])
+@pytest.mark.parametrize(("name", "ranks"), [*product(NAMES, (1, 2, 4)), *product([*FUSED, *RAGGED], (2,))])
 def test_further_rules_and_layouts_pass_the_gate(name, ranks):
     """Sigmoid with bias and groups, Sinkhorn; the fused layout with and without a capacity."""
     dropless = replace(FP64, capacity_rule="unlimited")
@@ -275,7 +294,14 @@ def test_variants():
     fused = get("megatron+layout=fused")
     assert (fused.name, fused.setting) == ("megatron+layout=fused", Setting(layout="fused"))
     assert get("megatron+layout=sort") is get("megatron")
-    with pytest.raises(InputError, match="unknown option of system megatron 'fusion'; choose one of: layout"):
+    ragged = get("megatron+pads=false+layout=fused")
+    assert (ragged.name, ragged.setting) == ("megatron+layout=fused+pads=false", Setting(layout="fused", pads=False))
+    assert get("megatron+pads=true") is get("megatron")
+    with pytest.raises(InputError, match="unknown option of system megatron_allgather 'pads'; choose one of: layout"):
+        get("megatron_allgather+pads=false")
+    with pytest.raises(InputError, match="unknown pads 'no'; choose one of: false, true"):
+        get("megatron+pads=no")
+    with pytest.raises(InputError, match="unknown option of system megatron 'fusion'; choose one of: layout, pads"):
         get("megatron+fusion=on")
     with pytest.raises(InputError, match=r"unknown layout 'fuse' \(did you mean fused\?\)"):
         get("megatron+layout=fuse")

@@ -170,6 +170,7 @@ LAYERS = {
     "swiglu": ("megatron", GateSpec("topk", 2), "swiglu", None, {}),
     "k=1": ("megatron", GateSpec("switch"), "relu", None, {}),
     "drop and pad": ("megatron", GateSpec("topk", 2), "relu", "probability", PADDED),
+    "drop": ("megatron+pads=false", GateSpec("topk", 3), "swiglu", "probability", {}),
     "all-gather": ("megatron_allgather", GateSpec("topk", 2), "relu", None, {}),
     "all-gather, dropping": ("megatron_allgather", GateSpec("topk", 2), "swiglu", "probability", {}),
 }

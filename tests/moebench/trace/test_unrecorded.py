@@ -38,6 +38,7 @@ CASES = {
     "ragged-zipf": (RAGGED.name, _workload(GateSpec("topk", 2), routing=RoutingSpec("zipf")), DROPLESS),
     "megatron-zipf": ("megatron", _workload(GATES[2], routing=RoutingSpec("zipf")), DROPLESS),
     "megatron-fused-zipf": ("megatron+layout=fused", _workload(GATES[2], routing=RoutingSpec("zipf")), DROPLESS),
+    "megatron-ragged-zipf": ("megatron+pads=false", _workload(GATES[2], routing=RoutingSpec("zipf")), COMMON),
     "deepspeed-zipf": ("deepspeed", _workload(GATES[0], routing=RoutingSpec("zipf")), DROPLESS),
 }
 
