@@ -13,7 +13,7 @@ MOST_ROWS = 40
 FASTEST = "*"
 BOUND = (
     f"{CPU_BOUND}: this machine's processors set the pace, not the network, and nothing judges by the number; fewer "
-    "ranks, larger batches, a lower --nic-rate and an idle machine leave it to the network"
+    "ranks, larger batches, an idle machine and, where it is emulated, a lower --nic-rate leave it to the network"
 )
 # Of the metrics that cases are about, and how many of them a second has.
 UNITS = {"step_time": ("ms", 1e3), "kernel_time": ("us", 1e6), "collective_time": ("us", 1e6)}
