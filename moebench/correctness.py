@@ -24,6 +24,7 @@ import moebench.workloads
 from moebench import check_instance, check_random, check_tempered, check_verdict, kinds, ranks
 from moebench.case import Case
 from moebench.check_instance import Instance, Observed, instance
+from moebench.plan_gates import gate_of
 from moebench.plan_layers import layer_of
 from moebench.systems.interface import System, problem
 from moebench.systems.registry import conventions_of, get
@@ -69,6 +70,11 @@ def check_layers(cases: Sequence[Case]) -> Iterator[Status]:
         for case, layer in zip(cases, layers)
     ]
     return check_all(trials)
+
+
+def check_rules(cases: Sequence[Case]) -> Iterator[Status]:
+    """Whether the system of each case keeps the rule that the case is about: what `check_layers` tries of a layer."""
+    return check_all([trial(case.system, gate_of(case).gate, case.workload.dtype, case.conventions) for case in cases])
 
 
 def check(

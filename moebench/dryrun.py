@@ -9,10 +9,12 @@ from time import perf_counter
 
 from moebench.case import Case
 from moebench.environment import usable_cores
+from moebench.plan_gates import ENGINE as COUNT
 from moebench.results.rows import Row
 from moebench.run import Plan
 
 BUDGET_S = 6.0
+COUNTING_S = 0.5  # of a routing rule: its short training is most of it
 PROCESS_START_S = 4.0  # of a measuring process: torch's import and the warm-up
 
 
@@ -39,7 +41,10 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
     for case in ready.cases:
         key = _program(case, ready)
         memory, step_s, status = tried.get(key, (None, None, ""))
-        if case.engine != "sim":
+        time_s: float | None = None
+        if case.engine == COUNT:
+            time_s = COUNTING_S
+        elif case.engine != "sim":
             time_s = None if step_s is None else _measuring_s(step_s, case)
         else:
             time_s = (replay_s + (0.0 if key in traced else trace_s)) / cores if trace_s else None
@@ -56,7 +61,7 @@ def _pilot(ready: Plan, budget_s: float) -> tuple[dict, float, float]:
     started = perf_counter()
     for case in ready.cases:
         key = _program(case, ready)
-        if key in tried:
+        if key in tried or case.engine == COUNT:
             continue
         if spent and perf_counter() - started > budget_s:
             break

@@ -25,6 +25,7 @@ class Kind:
             known before any of them is started.
         step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.
         finish: `(case, topology, rows of an engine) -> rows`: what means something, and what follows from it.
+            A kind that no clock times has neither this nor the three before it.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
         view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
     """
@@ -33,12 +34,12 @@ class Kind:
     names: str
     check_key: str
     check: str
-    programs: str
-    refusal: str
-    step: str
-    finish: str
     obtain: str
     view: str
+    programs: str = ""
+    refusal: str = ""
+    step: str = ""
+    finish: str = ""
 
 
 KINDS = {
@@ -77,6 +78,14 @@ KINDS = {
         finish="exchange_rows:finish",
         obtain="claims.exchange_query:obtain",
         view="report.exchange_view:experiment_view",
+    ),
+    "gate": Kind(
+        cases="plan_gates:cases",
+        names="plan_gates:names",
+        check_key="plan_gates:check_key",
+        check="correctness:check_rules",
+        obtain="claims.gate_query:obtain",
+        view="report.gate_view:experiment_view",
     ),
 }
 

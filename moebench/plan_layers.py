@@ -37,22 +37,31 @@ def names(experiment: LayerExperiment, source: str) -> Mapping[str, Sequence[obj
     """What filters may name of an experiment; its own systems must be registered.
 
     Raises:
+        InputError: as `known_systems`.
+    """
+    return {
+        "gate": [name for gate in experiment.gates for name in (gate.label, gate.name)],
+        "batch size": experiment.batch_sizes,
+        "dtype": [experiment.layer.dtype],
+        "system": known_systems(experiment.systems, f"{source}: experiment {experiment.name}"),
+    }
+
+
+def known_systems(own: Iterable[str], where: str) -> list[str]:
+    """Every registered system; an experiment's own must be among them.
+
+    Raises:
         InputError: a system that nobody registered, or options in another order than its name has.
     """
     from moebench.systems.registry import get, stem_of, systems
 
     registered = systems()
-    for name in experiment.systems:
+    for name in own:
         if stem_of(name) not in registered:
-            raise one_of("system", name, registered, f"{source}: experiment {experiment.name}")
+            raise one_of("system", name, registered, where)
         if get(name).name != name:  # rows and figures go by the name
-            raise InputError(f"{source}: experiment {experiment.name}: write system {name!r} as {get(name).name!r}")
-    return {
-        "gate": [name for gate in experiment.gates for name in (gate.label, gate.name)],
-        "batch size": experiment.batch_sizes,
-        "dtype": [experiment.layer.dtype],
-        "system": list(registered),
-    }
+            raise InputError(f"{where}: write system {name!r} as {get(name).name!r}")
+    return list(registered)
 
 
 def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
@@ -67,7 +76,7 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
     where = context.places(experiment)
     gates = [g for g in experiment.gates if wanted(filters.gates, g.label, g.name)]
     batch_sizes = [b for b in experiment.batch_sizes if wanted(filters.batch_sizes, b)]
-    chosen_systems = _systems(experiment, filters)
+    systems = chosen_systems(experiment.systems, filters)
     gpus = [*experiment.node_types, *(place.gpu for place in where)]
     for assumption, gate, batch_size, place in product(assumptions(experiment, gpus), gates, batch_sizes, where):
         if not is_planned(experiment, gate, assumption, place, filters.quick):
@@ -77,7 +86,7 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
         problem = workload.problem(topology.ranks)
         if problem:
             raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
-        for conventions, system in product(_conventions(experiment, assumption, filters), chosen_systems):
+        for conventions, system in product(_conventions(experiment, assumption, filters), systems):
             yield Case(
                 suite=context.suite.name,
                 experiment=experiment.name,
@@ -163,12 +172,12 @@ def workload_of(
     )
 
 
-def _systems(experiment: LayerExperiment, filters: Filters) -> list[str]:
-    """The experiment's own, or those of the filter's names that are systems: others may be of other kinds."""
+def chosen_systems(own: Iterable[str], filters: Filters) -> list[str]:
+    """An experiment's own, or those of the filter's names that are systems: others may be of other kinds."""
     from moebench.systems.registry import get, stem_of, systems
 
     if not filters.systems:
-        return list(dict.fromkeys(experiment.systems))
+        return list(dict.fromkeys(own))
     registered = systems()
     return [get(name).name for name in dict.fromkeys(filters.systems) if stem_of(name) in registered]
 

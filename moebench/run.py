@@ -18,14 +18,19 @@ from moebench import kinds
 from moebench.case import Case
 from moebench.environment import environment, usable_cores
 from moebench.plan import Filters, Machines, chosen_experiments, place_names, plan, quickened
-from moebench.results.rows import Row, row_of, with_finite_numbers
+from moebench.results.rows import Row, with_finite_numbers, without_number
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
 from moebench.stopping import CannotGoOn, exit_status
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
-ENGINES = {"sim": "moebench.sim.engine", "local": "moebench.local.engine", "cluster": "moebench.cluster.engine"}
+ENGINES = {
+    "sim": "moebench.sim.engine",
+    "local": "moebench.local.engine",
+    "cluster": "moebench.cluster.engine",
+    "count": "moebench.gates.engine",
+}
 LEAST_FREE_BYTES = 1 << 20
 
 Engine = Callable[..., Generator[list[Row], None, None]]
@@ -215,8 +220,7 @@ def _correct_cases(
             continue
         for case in own:
             hardware = job.topologies[case.topology].hardware.name
-            metric = case.workload.metric
-            keep([row_of(case, hardware, metric, "s", None, status=status.status, reason=status.reason)])
+            keep([without_number(case, hardware, status.status, status.reason)])
     return [case for case in cases if case.hash in passed]
 
 

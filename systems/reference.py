@@ -102,6 +102,11 @@ class ReferenceLayer(ExpertParallelLayer):
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """One rank's tokens through the layer: (y [T, D], auxiliary loss)."""
+        y_TD, aux, _ = self.routed(x_TD)
+        return y_TD, aux
+
+    def routed(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Routing]:
+        """As `forward`, and where the tokens went."""
         with region("gate"):
             routing = self.route(x_TD)
             self.note_counts(routing.counts_E)
@@ -121,7 +126,8 @@ class ReferenceLayer(ExpertParallelLayer):
             y_ECD = self.run_experts(x_ECD, weight_EC1)
         y_ECD = exchange(y_ECD, self.group)
         with region("combine"):
-            return self.combine(y_ECD, rows_TK, routing.weights_TK if site == "output" else None), routing.aux
+            y_TD = self.combine(y_ECD, rows_TK, routing.weights_TK if site == "output" else None)
+        return y_TD, routing.aux, routing
 
     def route(self, x_TD: Tensor) -> Routing:
         """The rule on this rank's tokens."""

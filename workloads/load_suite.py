@@ -10,6 +10,7 @@ from zipfile import is_zipfile
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.exchange import size_words
+from moebench.workloads.gate import GateTraining
 from moebench.workloads.kernel import OPERATIONS, KernelWorkload, combined
 from moebench.workloads.layer import GateSpec, RoutingSpec
 from moebench.workloads.places import SUITES, find, names
@@ -17,6 +18,7 @@ from moebench.workloads.schema import check_data, parse_file
 from moebench.workloads.suite import (
     AnyExperiment,
     ExchangeExperiment,
+    GateExperiment,
     KernelExperiment,
     KernelGrid,
     LayerExperiment,
@@ -25,6 +27,7 @@ from moebench.workloads.suite import (
 )
 from moebench.workloads.suite_schema import (
     ExchangeExperimentFile,
+    GateExperimentFile,
     KernelExperimentFile,
     KernelGridFile,
     LayerExperimentFile,
@@ -77,8 +80,9 @@ def check_suite(suite: Suite, where: str) -> None:
         if isinstance(experiment, KernelExperiment):
             for grid in experiment.kernels:
                 check_grid(grid, partial(_below, place))
-        elif isinstance(experiment, LayerExperiment):
-            for gate in experiment.gates:
+        elif isinstance(experiment, LayerExperiment | GateExperiment):
+            trained = experiment.in_training.values() if isinstance(experiment, GateExperiment) else ()
+            for gate in (*experiment.gates, *trained):
                 gate_spec(gate.label, place)
 
 
@@ -87,8 +91,12 @@ def to_file(suite: Suite) -> dict[str, Any]:
     data = json.loads(json.dumps(asdict(suite)))
     del data["name"], data["source_path"]
     for experiment, loaded in zip(data["experiments"], suite.experiments):
-        if isinstance(loaded, LayerExperiment):
+        if isinstance(loaded, LayerExperiment | GateExperiment):
             experiment["gates"] = [gate.label for gate in loaded.gates]
+        if isinstance(loaded, GateExperiment):
+            del experiment["in_training"]
+            if loaded.training is not None:
+                experiment["training"]["gates"] = {label: gate.label for label, gate in loaded.in_training.items()}
         if isinstance(loaded, ExchangeExperiment):
             sizes = [loaded.payload_bytes, *(size for size in loaded.payloads_bytes if size != loaded.payload_bytes)]
             experiment["payloads"] = [f"{size} B" for size in sizes]
@@ -157,12 +165,16 @@ def _check_shapes(grid: KernelGrid, where: Where) -> None:
 
 
 def _experiment(
-    model: LayerExperimentFile | KernelExperimentFile | ExchangeExperimentFile, file: TomlFile, index: int
+    model: LayerExperimentFile | KernelExperimentFile | ExchangeExperimentFile | GateExperimentFile,
+    file: TomlFile,
+    index: int,
 ) -> AnyExperiment:
     if isinstance(model, KernelExperimentFile):
         return _kernel_experiment(model, file, index)
     if isinstance(model, ExchangeExperimentFile):
         return _exchange_experiment(model, file, index)
+    if isinstance(model, GateExperimentFile):
+        return _gate_experiment(model, file, index)
     return _layer_experiment(model, file, index)
 
 
@@ -190,6 +202,41 @@ def _exchange_experiment(model: ExchangeExperimentFile, file: TomlFile, index: i
         dtypes=tuple(dict.fromkeys(model.dtypes)),
         also=tuple(model.also),
     )
+
+
+def _gate_experiment(model: GateExperimentFile, file: TomlFile, index: int) -> GateExperiment:
+    table: list[Key] = ["experiments", index]
+    training = None
+    if model.training is not None:
+        training = GateTraining(**model.training.model_dump(exclude={"gates"}))
+    in_training = model.training.gates if model.training else {}
+    where = file.where([*table, "training", "gates"])
+    return GateExperiment(
+        name=model.name,
+        title=model.title,
+        question=model.question,
+        metric=model.metric,
+        sizes=tuple(model.sizes),
+        node_types=tuple(model.node_types),
+        not_published=tuple(model.not_published),
+        caveats=tuple(model.caveats),
+        systems=tuple(dict.fromkeys(model.systems)),
+        gates=_gates(model.gates, file.where([*table, "gates"])),
+        tokens=model.tokens,
+        experts=model.experts,
+        capacity_factor=model.capacity_factor,
+        routings=tuple(dict.fromkeys(model.routings)),
+        dtype=model.dtype,
+        training=training,
+        in_training={gate_spec(label).label: gate_spec(own, where) for label, own in in_training.items()},
+    )
+
+
+def _gates(labels: Sequence[str], where: str) -> tuple[GateSpec, ...]:
+    gates = tuple(gate_spec(label, where) for label in labels)
+    if len(set(gates)) < len(gates):
+        raise InputError(f"{where}: the same gate stands there twice")
+    return gates
 
 
 def _kernel_experiment(model: KernelExperimentFile, file: TomlFile, index: int) -> KernelExperiment:
@@ -225,9 +272,7 @@ def _grid(model: KernelGridFile) -> KernelGrid:
 
 
 def _layer_experiment(model: LayerExperimentFile, file: TomlFile, index: int) -> LayerExperiment:
-    gates = tuple(gate_spec(label, file.where(["experiments", index, "gates"])) for label in model.gates)
-    if len(set(gates)) < len(gates):
-        raise InputError(f"{file.where(['experiments', index, 'gates'])}: the same gate stands there twice")
+    gates = _gates(model.gates, file.where(["experiments", index, "gates"]))
     swept = tuple(gate_spec(label).label for label in model.sweep_gates)
     return LayerExperiment(
         name=model.name,

@@ -6,6 +6,7 @@ A kind of workload has its own kind of Experiment here; what all of them say sta
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moebench.workloads.gate import GateTraining
 from moebench.workloads.kernel import FORWARD
 from moebench.workloads.layer import GateSpec, RoutingSpec
 
@@ -132,7 +133,29 @@ class ExchangeExperiment(Experiment):
         return self.exchanges
 
 
-AnyExperiment = LayerExperiment | KernelExperiment | ExchangeExperiment
+@dataclass(frozen=True, kw_only=True)
+class GateExperiment(Experiment):
+    """Routing rules by themselves, and which systems keep them.
+
+    Attributes:
+        tokens, experts: of given logits; routings: their kinds.
+        training: a short one, of the rules; None where there is none.
+        in_training: by label, the rule that stands for a gate there: one whose schedule fits.
+    """
+
+    systems: tuple[str, ...]
+    gates: tuple[GateSpec, ...]
+    tokens: int
+    experts: int
+    capacity_factor: float = 1.0
+    routings: tuple[str, ...] = ("iid", "zipf")
+    dtype: str = "fp32"
+    training: GateTraining | None = None
+    in_training: Mapping[str, GateSpec] = field(default_factory=dict)
+    kind: str = "gate"
+
+
+AnyExperiment = LayerExperiment | KernelExperiment | ExchangeExperiment | GateExperiment
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ CONVENTION_NAMES = ("common", "as-shipped")
 METRICS = ("step_time",)  # what an experiment of layers compares
 KERNEL_METRICS = ("kernel_time",)
 EXCHANGE_METRICS = ("collective_time",)
+GATE_METRICS = ("supported",)
+GIVEN_LOGITS = ("iid", "exact", "zipf")
 FIGURE_KINDS = ("speedup",)  # what a report draws: speedup against batch size, a column a size, a row a gate
 KERNEL_FIGURE_KINDS = ("kernel-speedup",)  # speedup by shape, a panel a direction
 EXCHANGE_FIGURE_KINDS = ("condition-map",)  # speedup by payload and topology
@@ -228,6 +230,58 @@ class ExchangeExperimentFile(Strict):
         return self
 
 
+class GateTrainingFile(Strict):
+    """A short training of a small layer; `gates` says by which rule a gate is represented there."""
+
+    steps: Annotated[int, Field(ge=1, le=10_000)]
+    tokens: Annotated[int, Field(ge=1, le=2**16)] = 256
+    clusters: Annotated[int, Field(ge=1, le=64)] = 4
+    d_model: Annotated[int, Field(ge=1, le=1024)] = 16
+    d_ffn: Annotated[int, Field(ge=1, le=4096)] = 32
+    gates: dict[str, GateLabel] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _clusters_have_room(self) -> Self:
+        if self.clusters > self.d_model:
+            text = f"clusters = {self.clusters}: at most d_model = {self.d_model}, as their centres are at right angles"
+            raise PydanticCustomError("clusters", "{text}", {"text": text})
+        return self
+
+
+class GateExperimentFile(Strict):
+    """Routing rules by themselves, and which systems keep them."""
+
+    kind: Literal["gate"]
+    name: Name
+    title: Text
+    question: Text
+    metric: Annotated[str, choice("metric", GATE_METRICS)]
+    systems: Annotated[list[Name], Field(min_length=1)]
+    gates: Annotated[list[GateLabel], Field(min_length=1)]
+    tokens: Annotated[int, Field(ge=1, le=2**20)]
+    experts: Annotated[int, Field(ge=1, le=4096)]
+    capacity_factor: Annotated[Number, Field(gt=0, le=1000)] = 1.0
+    routings: Annotated[list[Annotated[str, choice("routing", GIVEN_LOGITS)]], Field(min_length=1)] = Field(
+        default_factory=lambda: ["iid", "zipf"]
+    )
+    dtype: Annotated[str, choice("dtype", DTYPES)] = "fp32"
+    training: GateTrainingFile | None = None
+    node_types: Annotated[list[Name], Field(min_length=1, max_length=1)]
+    sizes: Annotated[list[Annotated[str, choice("size", (ONE_DEVICE,))]], Field(min_length=1)] = Field(
+        default_factory=lambda: [ONE_DEVICE]
+    )
+    figure: None = None
+    not_published: list[Text] = Field(default_factory=list)
+    caveats: list[Text] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _trains_its_own_gates(self) -> Self:
+        for gate in self.training.gates if self.training else ():
+            if gate not in self.gates:
+                raise PydanticCustomError("gate", "{text}", {"text": str(one_of("trained gate", gate, self.gates))})
+        return self
+
+
 def _kind_of(experiment: Any) -> str | None:
     kind = experiment.get("kind", KINDS[0]) if isinstance(experiment, Mapping) else KINDS[0]
     return kind if isinstance(kind, str) else None
@@ -236,7 +290,8 @@ def _kind_of(experiment: Any) -> str | None:
 ExperimentFile = Annotated[
     Annotated[LayerExperimentFile, Tag("layer")]
     | Annotated[KernelExperimentFile, Tag("kernel")]
-    | Annotated[ExchangeExperimentFile, Tag("exchange")],
+    | Annotated[ExchangeExperimentFile, Tag("exchange")]
+    | Annotated[GateExperimentFile, Tag("gate")],
     Discriminator(_kind_of),
 ]
 

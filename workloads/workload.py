@@ -1,7 +1,7 @@
 """What every kind of workload says of itself, so that cases are named, listed and compared without knowing the kind.
 
 A kind is a dataclass with these members: one training step of a layer (layer.py), one call of a kernel
-(kernel.py), one exchange between ranks (exchange.py).
+(kernel.py), one exchange between ranks (exchange.py), a routing rule by itself (gate.py).
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ class Workload(Protocol):
     """What a case computes.
 
     Attributes:
-        kind: which kind it is: `layer`, `kernel`, `exchange`.
-        metric: name of the time that its cases have, in rows: `step_time`, `kernel_time`,
-            `collective_time`.
-        unit_of_work: what takes that time, in a sentence: `step`, `call`, `exchange`.
+        kind: which kind it is: `layer`, `kernel`, `exchange`, `gate`.
+        metric: what its cases are about, in rows: a time, `step_time`, `kernel_time`, `collective_time`, or where
+            nothing is timed whether it is `supported`.
+        unit_of_work: what takes that time, in a sentence: `step`, `call`, `exchange`; `gate`.
         issued_ahead: whether a GPU's host has issued all of it before the clock starts (a captured graph), so that only
             the device's own time counts.
     """

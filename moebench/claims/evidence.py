@@ -7,12 +7,12 @@ from moebench import kinds
 from moebench.claims.query import Obtained, StepTimes
 from moebench.claims.reported import Claim
 from moebench.claims.scope import experiment_of
-from moebench.results.rows import CPU_BOUND, Row
+from moebench.results.rows import CPU_BOUND, SUBJECTS, SUPPORTED, Row
 from moebench.results.store import RunFolder
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
-METRICS = ("step_time", "kernel_time", "collective_time", "time_if", "device_bytes", "flops", "launches")
+METRICS = (*SUBJECTS, "time_if", "device_bytes", "flops", "launches")
 
 
 class Evidence:
@@ -45,6 +45,11 @@ class Evidence:
             for row in self.rows
             if row.payload_bytes is not None and row.sample is None and row.detail.get("mark") != CPU_BOUND
         )
+
+    @cached_property
+    def rules(self) -> tuple[Row, ...]:
+        """Which systems keep which rules, a row each."""
+        return tuple(row for row in self.rows if row.metric == SUPPORTED)
 
 
 def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:

@@ -7,6 +7,7 @@ from moebench.claims.deciding import WORTH_NAMING, Influence
 from moebench.claims.query import Obtained
 from moebench.claims.reported import EXACT, FRACTION, RATIO, Claim
 from moebench.claims.words import factor_words, level_words, outcome_words
+from moebench.plan_gates import ENGINE as COUNT
 
 TOLD_LEVELS = 3  # of an assumption with more levels, those at which most draws agree
 _RELATION = {
@@ -60,6 +61,8 @@ def why_judged(
         told = _largest(agreement.shares)
         outcomes = ", ".join(f"{outcome_words(word)} in {_percent(share)}" for word, share in told)
         return f"{start}; of {over}: {outcomes}{_decider(factors, agreement.focus, found)}{_short(found)}{needs}"
+    if draws == 1 and found.engine == COUNT:
+        return f"{start}: {outcome_words(agreement.top)}{_short(found)}{needs}"
     if draws == 1:
         return f"{start}: {outcome_words(agreement.top)} on {over}{_short(found)}{needs}"
     return f"{start}: {outcome_words(agreement.top)} in {_percent(agreement.share)} of {over}{_short(found)}{needs}"

@@ -8,7 +8,7 @@ from moebench.claims.scoreboard import scoreboard, what_if
 from moebench.cli.report import write
 from moebench.cli.score_table import print_scores
 from moebench.cli.step_table import print_times
-from moebench.results.rows import TIMES, Row
+from moebench.results.rows import SUBJECTS, Row
 from moebench.run import Job
 
 MEANINGS = {"wrong": "it does not compute what the reference computes", "failed": "it did not run to its end"}
@@ -17,7 +17,7 @@ MEANINGS = {"wrong": "it does not compute what the reference computes", "failed"
 def conclude(job: Job) -> None:
     """Print all of it, and write the report."""
     folder = job.folder
-    rows = folder.rows(*TIMES)
+    rows = folder.rows(*SUBJECTS)
     if changed := what_if(folder):
         click.echo(changed)
     print_times(job.cases, rows, str(folder.path))

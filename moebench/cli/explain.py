@@ -61,12 +61,12 @@ def taken_apart(run: Path, name: str) -> "Breakdown":
 def _list_cases(run: Path, as_json: bool) -> None:
     """Every case of a run with its time, or why it has none."""
     from moebench.cli.tables import print_json, print_table
-    from moebench.results.rows import CPU_BOUND, TIMES
+    from moebench.results.rows import CPU_BOUND, SUBJECTS, SUPPORTED
     from moebench.run import resume
 
     job = resume(run)
     rows: dict[str, Row] = {}
-    for row in job.folder.rows(*TIMES):
+    for row in job.folder.rows(*SUBJECTS):
         if row.sample is None:
             rows.setdefault(row.case, row)
     entries: list[dict[str, Any]] = []
@@ -74,10 +74,12 @@ def _list_cases(run: Path, as_json: bool) -> None:
     for case in job.cases:
         own = rows.get(case.name)
         status = own.status if own else "not run yet"
-        time_s = own.value if own else None
+        is_timed = case.workload.metric != SUPPORTED
+        time_s = own.value if own and is_timed else None
         mark = CPU_BOUND if own and own.detail.get("mark") == CPU_BOUND else ""
         cells.append([case.name, case.engine, f"{mark} {_time(time_s, time_s)}".strip() if time_s else status])
-        entry = {"name": case.name, "engine": case.engine, "status": status, f"{case.workload.metric}_s": time_s}
+        entry: dict[str, Any] = {"name": case.name, "engine": case.engine, "status": status}
+        entry |= {f"{case.workload.metric}_s": time_s} if is_timed else {}
         entries.append(entry | ({"mark": mark} if mark else {}))
     if as_json:
         print_json(entries)

@@ -189,9 +189,10 @@ def _settings(settings: Sequence[str], rates: "Mapping[str, str]") -> dict[str, 
 def _check_measured(settings: Sequence[str], ready: "Plan") -> None:
     """Refuse to set what no measurement would follow: only the network of an emulated cluster does."""
     from moebench.cluster.emulation import SHAPED
+    from moebench.plan_gates import ENGINE as COUNT
     from moebench.workloads.places import EMULATED
 
-    measured = {case.topology: case.engine for case in ready.cases if case.engine != "sim"}
+    measured = {case.topology: case.engine for case in ready.cases if case.engine not in ("sim", COUNT)}
     for topology, engine in measured.items():
         is_shaped = ready.topologies[topology].node_type == EMULATED
         for text in settings:

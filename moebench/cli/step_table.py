@@ -7,7 +7,7 @@ import click
 from moebench.case import Case
 from moebench.cli.tables import chosen, fitting, output_width, table_lines
 from moebench.quantities import a
-from moebench.results.rows import CPU_BOUND, Row
+from moebench.results.rows import CPU_BOUND, SUPPORTED, Row
 
 MOST_ROWS = 40
 FASTEST = "*"
@@ -22,7 +22,10 @@ Key = tuple[str, str, str]  # point, engine, regime
 
 
 def print_times(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
-    """The times of each kind of case where they are few; else how many there are, and how to list them."""
+    """The times of each kind of case where they are few; else how many there are, and how to list them.
+
+    Of cases that nobody times, which system keeps which rule.
+    """
     for metric in dict.fromkeys(case.workload.metric for case in cases):
         own = [case for case in cases if case.workload.metric == metric]
         _print_kind(own, [row for row in rows if row.metric == metric], run)
@@ -30,6 +33,9 @@ def print_times(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
 
 def _print_kind(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
     workload = cases[0].workload
+    if workload.metric == SUPPORTED:
+        _print_supported(cases, rows)
+        return
     points = list(dict.fromkeys((case.point, case.engine) for case in cases))
     if len(points) > MOST_ROWS:
         called = workload.metric.replace("_", " ")
@@ -43,6 +49,19 @@ def _print_kind(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
         click.echo(line)
     if any(row.detail.get("mark") == CPU_BOUND for row in rows):
         click.echo(BOUND)
+
+
+def _print_supported(cases: Sequence[Case], rows: Sequence[Row]) -> None:
+    """A line a rule, a column a system."""
+    systems = list(dict.fromkeys(case.system for case in cases))
+    statuses = {(row.gate, row.system): row.status for row in rows}
+    gates = list(dict.fromkeys(case.workload.labels[0][0] for case in cases))
+    columns = ["gate", *systems]
+    lines = [[gate, *(statuses.get((gate, system), "") for system in systems)] for gate in gates]
+    click.echo("what the correctness gate says of each routing rule:")
+    kept = fitting(columns, lines, (), output_width())
+    for line in table_lines(kept, chosen(columns, lines, kept), ()):
+        click.echo(line)
 
 
 def step_times(cases: Sequence[Case], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

@@ -73,12 +73,17 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def svg_of(figure) -> str:
-    """The figure as an SVG element, without date or XML header; closes the figure."""
+def svg_of(figure, is_tight: bool = True) -> str:
+    """The figure as an SVG element, without date or XML header; closes the figure.
+
+    Args:
+        is_tight: cut to what is drawn, which takes as long as drawing it.
+    """
     import matplotlib.pyplot as plt
 
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", pad_inches=0.05)
+    cut: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05} if is_tight else {}
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, **cut)
     plt.close(figure)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

@@ -23,13 +23,13 @@ from moebench.report.claims_view import (
 from moebench.report.machines_view import machine_tables, machines_sentence
 from moebench.report.parts import Table, size
 from moebench.results.lines import SCHEMA_VERSION
-from moebench.results.rows import TIMES
+from moebench.results.rows import SUBJECTS
 from moebench.results.store import RunFolder
 from moebench.results.table import table
 from moebench.workloads.machine import Parameter
 
 METRICS = (
-    *TIMES,
+    *SUBJECTS,
     "peak_memory",
     "flops",
     "device_bytes",
@@ -59,6 +59,8 @@ ENGINES = {
     "serves every system.",
     "local": "Engine local: the real program ran in one process of the machine that is described below. A time is the "
     "median of its samples, with a bootstrap 95 % interval.",
+    "count": "Engine count: a rule ran for real on seeded data in one process, and what it did was counted. Nothing is "
+    "timed, so no machine has a part in it.",
     "cluster": "Engine cluster: the real program ran on real ranks. A time is from the first rank in to the last one "
     "out, the median of its samples, with a bootstrap 95 % interval. A case whose processors and not its network set "
     "the pace is marked cpu-bound: its number is shown, and no figure, comparison or verdict uses it.",

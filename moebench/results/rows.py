@@ -12,8 +12,11 @@ KIND_COLUMNS = (
     ("gate", "batch_size", "experts", "input_gradient"),
     ("op", "shape", "direction", "tokens"),
     ("payload_bytes",),
+    ("gate", "tokens", "experts", "top_k"),
 )
-TIMES = ("step_time", "kernel_time", "collective_time")  # the metric that a case is about, in the order of those
+TIMES = ("step_time", "kernel_time", "collective_time")
+SUPPORTED = "supported"  # 1 where a system keeps a rule
+SUBJECTS = (*TIMES, SUPPORTED)  # the metric that a case is about, in the order of those
 STATUSES = ("passed", "wrong", "failed", "out-of-memory", "unsupported", "skipped")
 CPU_BOUND = "cpu-bound"  # detail["mark"] of a summary whose processors set the pace of a network; nothing judges by it
 
@@ -105,6 +108,12 @@ def row_of(case: Case, hardware: str, metric: str, unit: str, value: float | Non
     )
 
 
+def without_number(case: Case, hardware: str, status: str, reason: str) -> Row:
+    """The row of a case that has no value of what it is about."""
+    unit = "1" if case.workload.metric == SUPPORTED else "s"
+    return row_of(case, hardware, case.workload.metric, unit, None, status=status, reason=reason)
+
+
 def problem(item: Mapping[str, Any]) -> str | None:
     """Why a JSON object is no row, or None: a key is missing or unknown, or its value is of another type."""
     for name, value in item.items():
@@ -147,7 +156,11 @@ def with_finite_numbers(rows: Sequence[Row]) -> list[Row]:
 
 def _time_of(row: Row) -> str:
     """The metric that the row's case is about."""
-    return next((t for t, columns in zip(TIMES, KIND_COLUMNS) if getattr(row, columns[0]) is not None), TIMES[0])
+    return next((t for t, columns in zip(SUBJECTS, KIND_COLUMNS) if _has(row, columns)), TIMES[0])
+
+
+def _has(row: Row, columns: Sequence[str]) -> bool:
+    return all(getattr(row, name) is not None for name in columns)
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

@@ -74,7 +74,7 @@ def run_cases(
         for group in groups:
             yield from _run_group(group, suite.samples, suite.seed, traces)
         return
-    pool = _pool(jobs)
+    pool = worker_pool(jobs)
     try:
         futures = [pool.submit(_run_group, group, suite.samples, suite.seed, traces) for group in groups]
         for future, group in zip(futures, groups):
@@ -91,14 +91,15 @@ def _finished(
         return future.result()
     except BrokenProcessPool:
         pass
-    with _pool(1) as alone:
+    with worker_pool(1) as alone:
         try:
             return alone.submit(_run_group, group, suite.samples, suite.seed, traces).result()
         except BrokenProcessPool:
             return _without_number(group, "failed", "the process that simulated it died, perhaps for want of memory")
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
+def worker_pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes that have imported torch, one thread each."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
     return ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread)

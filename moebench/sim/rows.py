@@ -8,7 +8,7 @@ import numpy as np
 
 from moebench.case import Case
 from moebench.program import Program
-from moebench.results.rows import Row, row_of
+from moebench.results.rows import Row, row_of, without_number
 from moebench.sim.cost import NO_DEVICE_WORK
 from moebench.sim.incast import port_pressure
 from moebench.sim.loads import TierUse
@@ -20,7 +20,7 @@ INTERVAL = (5, 95)
 
 def rows_without_number(case: Case, topology: Topology, status: str, reason: str) -> list[Row]:
     """The one row of a case that has no number."""
-    return [row_of(case, topology.hardware.name, case.workload.metric, "s", None, status=status, reason=reason)]
+    return [without_number(case, topology.hardware.name, status, reason)]
 
 
 def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], replay: Replay) -> list[Row]:

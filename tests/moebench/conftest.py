@@ -11,7 +11,8 @@ from tests.moebench import fake_engine
 @pytest.fixture
 def fake(monkeypatch):
     """Replace the engines, the correctness check and the report by fakes; returns the fake engine's module."""
-    monkeypatch.setattr("moebench.run.ENGINES", {"sim": fake_engine.__name__, "local": fake_engine.__name__})
+    engines = dict.fromkeys(("sim", "local", "count"), fake_engine.__name__)
+    monkeypatch.setattr("moebench.run.ENGINES", engines)
     monkeypatch.setitem(sys.modules, "moebench.correctness", SimpleNamespace(check_cases=fake_engine.check_cases))
     monkeypatch.setitem(sys.modules, "moebench.report.html", SimpleNamespace(write_report=_write_report))
     return fake_engine

@@ -50,7 +50,7 @@ def test_filters(hetu):
     assert {c.topology for c in plan(hetu, Filters(topologies=("3x8-h100",)))} == {"3x8-h100"}
     suite = load_suite("hetu")
     assert {c.workload.kind for c in plan(suite, Filters(systems=("leader",)))} == {"exchange"}
-    assert {c.workload.kind for c in plan(suite, Filters(gates=("switch",), quick=True))} == {"layer"}
+    assert {c.workload.kind for c in plan(suite, Filters(gates=("switch",), quick=True))} == {"layer", "gate"}
     with pytest.raises(InputError, match=r"unknown dtype 'bf16'"):
         plan(hetu, Filters(dtypes=("bf16",)))
     with pytest.raises(InputError, match=r"unknown system 'leadr' \(did you mean leader\?\)"):

@@ -62,17 +62,18 @@ def test_a_name_that_is_no_implementation_lists_both_kinds():
 
 
 def test_systems_of_layers_and_implementations_don_t_mix():
-    """A name asks for what has it: hetumoe for layers, triton for kernels, reference for both."""
+    """A name asks for what has it: hetumoe for layers and rules, triton for kernels, reference for all three."""
     suite = load_suite("hetu")
-    assert {c.workload.kind for c in plan(suite, Filters(systems=("hetumoe",)))} == {"layer"}
+    assert {c.workload.kind for c in plan(suite, Filters(systems=("hetumoe",)))} == {"layer", "gate"}
     assert {c.workload.kind for c in plan(suite, Filters(systems=("triton",)))} == {"kernel"}
-    assert {c.workload.kind for c in plan(suite, Filters(systems=("reference",), quick=True))} == {"layer", "kernel"}
+    found = {c.workload.kind for c in plan(suite, Filters(systems=("reference",), quick=True))}
+    assert found == {"layer", "kernel", "gate"}
 
 
 def test_gates_batch_sizes_and_clusters_ask_for_layers():
     """A filter that a kernel has no answer to leaves it out."""
     suite = load_suite("hetu")
-    assert {c.workload.kind for c in plan(suite, Filters(gates=("switch",), quick=True))} == {"layer"}
+    assert {c.workload.kind for c in plan(suite, Filters(gates=("switch",), quick=True))} == {"layer", "gate"}
     assert {c.workload.kind for c in plan(suite, Filters(batch_sizes=(32,), quick=True))} == {"layer"}
     assert "kernel" not in {c.workload.kind for c in plan(suite, Filters(topologies=("4x8",), quick=True))}
     assert "kernel" not in {c.workload.kind for c in plan(suite, Filters(topologies=("2x8-h100",), quick=True))}

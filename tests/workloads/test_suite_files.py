@@ -13,7 +13,10 @@ from tests.workloads.files import EXPERIMENT, LAYER, suite_text, written
 
 def test_the_hetu_suite_is_the_papers_grid():
     """Gates x batch sizes x sizes of the layer of the authors' scripts, what is unknown swept."""
-    overall, exchange, *kernels = load_suite("hetu").experiments
+    overall, exchange, *kernels, gates = load_suite("hetu").experiments
+    assert gates.name == "gates"
+    eight = ["switch", "gshard", "topk-2", "ktop1-2", "base", "hash", "sam-2", "dense-to-sparse"]
+    assert [gate.label for gate in gates.gates[:8]] == eight
     assert exchange.name == "hierarchical-alltoall"
     assert {"4x8-titan-rtx", "8x8-titan-rtx", "8x4-rtx-2080-ti", "16x8-ndm-a100-v4"} <= set(exchange.topologies)
     assert (min(exchange.payloads_bytes), max(exchange.payloads_bytes)) == (2**10, 2**30)

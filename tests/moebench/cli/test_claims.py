@@ -79,7 +79,7 @@ def test_the_table_shows_symbol_and_word(moebench, run):
     said = moebench("claims", run)
     assert "✓ reproduced" in said.out
     assert "– not run" in said.out
-    assert "1 of 5 judged claims reproduced" in said.out
+    assert "2 of 6 judged claims reproduced" in said.out
     assert '"no difference" would reproduce 0' in said.out
 
 

@@ -81,7 +81,7 @@ def test_a_run_of_ones_own_suite_shows_its_step_times(fake, moebench, in_folder)
     assert "48 points, 144 cases: `moebench explain many` lists their step times" in said.out
     assert "us a call (nominal machine in sim, * the fastest):" in said.out
     assert said.out.count("topk-kernel/") == 8
-    assert len(moebench("explain", "many").out.splitlines()) == 1 + 144 + 330 + 80
+    assert len(moebench("explain", "many").out.splitlines()) == 1 + 144 + 330 + 80 + 24
 
 
 def test_a_wrong_system_is_told_last_and_loudly(fake, moebench, in_folder, monkeypatch):

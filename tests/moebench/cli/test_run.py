@@ -31,7 +31,7 @@ def test_a_run_ends_with_claims_rows_and_report(fake, moebench, in_folder):
     assert "engine sim" in said.err
     assert "engine sim" not in said.out
     folder = RunFolder.open(Path("out"))
-    assert len(folder.done()) == folder.record["cases"] == 144 + 330 + 80  # layers, exchanges and kernels
+    assert len(folder.done()) == folder.record["cases"] == 144 + 330 + 80 + 24  # layers, exchanges, kernels, rules
     assert folder.report.read_text() == "<html>hetu</html>"
     assert folder.record["filters"]["quick"] is True
 
