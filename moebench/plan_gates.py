@@ -34,6 +34,8 @@ def names(experiment: GateExperiment, source: str) -> Mapping[str, Sequence[obje
 def cases(experiment: GateExperiment, context: Context) -> Iterator[Case]:
     """The cases of an experiment, gate by gate; none where a filter asks for a batch size or the engine is `cluster`.
 
+    A quick look has no training.
+
     Raises:
         InputError: a rule has no meaning with so many experts.
     """
@@ -50,7 +52,7 @@ def cases(experiment: GateExperiment, context: Context) -> Iterator[Case]:
                 experts=experiment.experts,
                 capacity_factor=experiment.capacity_factor,
                 routings=experiment.routings,
-                training=experiment.training,
+                training=None if filters.quick else experiment.training,
                 trained=experiment.in_training.get(gate.label),
                 seed=context.suite.seed,
                 dtype=experiment.dtype,

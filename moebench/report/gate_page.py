@@ -42,6 +42,7 @@ def gate_page(experiment: GateExperiment, gate: GateSpec, found: GateRows, kept_
     ]
     if trained != gate:
         facts.append(("in the training", trained.label))
+    facts.append(("its rows", f"case {found.case(label)}"))
     return {
         "id": f"gate-{experiment.name}-{gate.name}",
         "title": rule.title,

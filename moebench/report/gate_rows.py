@@ -38,6 +38,15 @@ class GateRows:
         """Labels, in the order in which they were run."""
         return list(dict.fromkeys(self.frame["gate"].astype(str)))
 
+    @property
+    def has_training(self) -> bool:
+        """Whether any rule was trained."""
+        return bool(self.frame["step"].notna().any())
+
+    def case(self, gate: str) -> str:
+        """The name of the case that its rows have."""
+        return str(self._own(gate)["case"].iloc[0])
+
     def value(self, gate: str, metric: str, routing: str, phase: str = TRAINING) -> float | None:
         """A number about given logits; losses of several terms added up. None where there is none."""
         own = self._own(gate, metric)
@@ -106,4 +115,4 @@ def gate_rows(folder: RunFolder, experiment: GateExperiment) -> GateRows:
     frame = table(folder, *METRICS)
     frame = frame[(frame["experiment"] == experiment.name) & (frame["engine"] == ENGINE)]
     columns = {key: [detail.get(key) for detail in frame["detail"]] for key in _KEYS}
-    return GateRows(frame[["gate", "metric", "value"]].assign(**columns))
+    return GateRows(frame[["case", "gate", "metric", "value"]].assign(**columns))

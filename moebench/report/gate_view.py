@@ -7,6 +7,7 @@ import pandas as pd
 
 from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
+from moebench.gates.learn import AUXILIARY
 from moebench.report.gate_figures import overview_figure
 from moebench.report.gate_page import gate_page
 from moebench.report.gate_rows import GateRows, gate_rows
@@ -40,7 +41,7 @@ def experiment_view(
         "name": experiment.name,
         "title": experiment.title,
         "question": experiment.question,
-        "layer": _what_is_run(experiment),
+        "layer": _what_is_run(experiment, found),
         "answer": _answer(experiment, statuses),
         "figures": _overview(experiment, found),
         "tables": _support_tables(statuses),
@@ -69,7 +70,7 @@ def statuses_of(experiment: GateExperiment, frame: pd.DataFrame) -> Statuses:
     return found
 
 
-def _what_is_run(experiment: GateExperiment) -> str:
+def _what_is_run(experiment: GateExperiment, found: GateRows) -> str:
     text = (
         f"Rules by themselves, under common conventions with a capacity factor of {experiment.capacity_factor:g}: "
         f"{experiment.tokens:,} tokens of one rank with given logits choose among {experiment.experts} experts. "
@@ -77,12 +78,12 @@ def _what_is_run(experiment: GateExperiment) -> str:
         "is the softmax of a token's logits, P_e the mean of p_e over the tokens, f_e the choices of e a token."
     )
     training = experiment.training
-    if training is None:
+    if training is None or not found.has_training:
         return text
     return (
         f"{text} The training: {training.steps} steps of a small layer (model size {training.d_model}, Adam, "
-        f"{training.tokens} tokens a step) on tokens of {training.clusters} clusters, each of which should undergo a "
-        "linear map of its own, which no expert alone can do for two."
+        f"{training.tokens} tokens a step, auxiliary loss with weight {AUXILIARY:g}) on tokens of {training.clusters} "
+        "clusters, each of which should undergo a linear map of its own, which no expert alone can do for two."
     )
 
 

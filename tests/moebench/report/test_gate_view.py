@@ -12,6 +12,7 @@ from moebench.report.view import METRICS, page
 from moebench.results.rows import row_of
 from moebench.results.table import table, table_of
 from moebench.run import begin, execute, prepare
+from tests.browser import Page, chromium_or_skip
 from tests.moebench.gate_suite import RULES, STEPS, small
 from tests.moebench.report.conftest import Silent
 from tests.moebench.suites import of_kind
@@ -92,6 +93,18 @@ def test_the_whole_page_renders(whole):
     assert "Engine count: a rule ran for real" in html
 
 
+@pytest.mark.browser
+def test_a_phone_shows_it_without_scrolling_sideways(whole, tmp_path):
+    """No complaint, and long formulas and tables stay inside the page."""
+    path = tmp_path / "report.html"
+    path.write_text(render(whole))
+    with Page(chromium_or_skip(), 390, 844) as browser:
+        browser.open(path)
+        assert browser.complaints() == []
+        browser.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true })")
+        assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_systems_of_other_experiments_are_told_too():
     """A layer that was run or was out of memory passed the gate; one that is unsupported says why."""
     suite = of_kind("hetu", "layer")
@@ -106,6 +119,18 @@ def test_systems_of_other_experiments_are_told_too():
         ("switch", cases[0].system): ("passed", ""),
         ("switch", cases[1].system): ("unsupported", "never"),
     }
+
+
+def test_a_quick_look_has_pages_without_a_training(tmp_path):
+    """Given logits alone are drawn, and no training is spoken of."""
+    job = begin(prepare(small(), Filters(gates=("switch",), quick=True)), tmp_path / "run")
+    execute(job, Silent(), 1, checked)
+    (experiment,) = job.folder.suite.experiments
+    section = experiment_view(job.folder, experiment, table(job.folder, *METRICS), [])
+    (switch,) = section["pages"]
+    assert "training" not in section["layer"] + switch["figure"].finding + switch["figure"].caption
+    assert "load over the training" not in switch["figure"].svg
+    assert len(switch["tables"]) == 2
 
 
 def test_a_run_without_its_reference_has_no_pages(tmp_path):
