@@ -7,7 +7,7 @@ the others have (`MoELayer.tokens_of_ranks`): rows are then padded to the most.
 T tokens of a rank, E experts, L of a rank, R ranks, W = R T tokens of all, N rows, D model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,24 +35,20 @@ class Way:
 
 
 class AllGather:
-    """With or without a capacity; rows are ragged in both.
+    """With or without a capacity; rows are ragged in both."""
 
-    Args:
-        tokens_of_ranks: asked at every call; None for equally many.
-    """
-
-    def __init__(
-        self, group: Group, experts: int, layout: Layout, tokens_of_ranks: Callable[[], Sequence[int] | None]
-    ):
-        self.group, self.layout, self.tokens_of_ranks = group, layout, tokens_of_ranks
+    def __init__(self, group: Group, experts: int, layout: Layout):
+        self.group, self.layout = group, layout
         self.local = experts // group.size
 
-    def dispatch(self, x_TD: Tensor, routes: Routes, capacity: int | None) -> Dispatched:
+    def dispatch(
+        self, x_TD: Tensor, routes: Routes, capacity: int | None, tokens_of_ranks: Sequence[int] | None = None
+    ) -> Dispatched:
         """Gather everything, permute what this rank's experts take."""
         tokens, first = len(x_TD), self.group.index * self.local
         map_TE, weights_TE = routes.map_TE, routes.weights_TE
         if self.group.size > 1:
-            x_TD, map_TE, weights_TE = self._gathered(x_TD, map_TE, weights_TE)
+            x_TD, map_TE, weights_TE = self._gathered(x_TD, map_TE, weights_TE, tokens_of_ranks)
         with region("dispatch"):
             map_WL = map_TE[:, first : first + self.local].contiguous()
             weights_WL = weights_TE[:, first : first + self.local].contiguous()
@@ -77,9 +73,11 @@ class AllGather:
             y_TD = y_TD if len(y_TD) == way_back.tokens else y_TD[: way_back.tokens]
             return y_TD.to(y_ND.dtype)
 
-    def _gathered(self, x_TD: Tensor, map_TE: Tensor, weights_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _gathered(
+        self, x_TD: Tensor, map_TE: Tensor, weights_TE: Tensor, tokens_of_ranks: Sequence[int] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """All ranks' rows, in rank order; the map as bytes, which every backend carries."""
-        most = max(self.tokens_of_ranks() or (len(x_TD),))
+        most = max(tokens_of_ranks or (len(x_TD),))
         with region("dispatch"):
             map_TE = map_TE.view(torch.uint8)
             if most > len(x_TD):

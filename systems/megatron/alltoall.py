@@ -51,7 +51,9 @@ class RaggedAllToAll:
         self.group, self.layout, self.top_k = group, layout, top_k
         self.experts, self.local = experts, experts // group.size
 
-    def dispatch(self, x_TD: Tensor, routes: Routes, capacity: int | None) -> Dispatched:
+    def dispatch(
+        self, x_TD: Tensor, routes: Routes, capacity: int | None, tokens_of_ranks: Sequence[int] | None = None
+    ) -> Dispatched:
         """Count, permute while the counts travel to the host (with a capacity afterwards), exchange, sort by expert."""
         tokens, ranks, local = len(x_TD), self.group.size, self.local
         sent_name, received_name = ("expert_counts", "received_counts") if capacity is None else _KEPT
@@ -121,7 +123,9 @@ class PaddedAllToAll:
         self.group, self.layout = group, layout
         self.experts, self.local = experts, experts // group.size
 
-    def dispatch(self, x_TD: Tensor, routes: Routes, capacity: int | None) -> Dispatched:
+    def dispatch(
+        self, x_TD: Tensor, routes: Routes, capacity: int | None, tokens_of_ranks: Sequence[int] | None = None
+    ) -> Dispatched:
         """Permute to C rows an expert, exchange, sort by expert."""
         assert capacity is not None
         with region("dispatch"):

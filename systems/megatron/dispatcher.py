@@ -3,6 +3,7 @@
 N rows of this rank's L experts, D model, T tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,11 +32,14 @@ class Dispatched:
 class Dispatcher(Protocol):
     """A part of the layer that can be swapped; its operators stand in the regions dispatch, exchange and combine."""
 
-    def dispatch(self, x_TD: Tensor, routes: Routes, capacity: int | None) -> Dispatched:
+    def dispatch(
+        self, x_TD: Tensor, routes: Routes, capacity: int | None, tokens_of_ranks: Sequence[int] | None = None
+    ) -> Dispatched:
         """Rows to the experts' ranks.
 
         Args:
             capacity: C, where the tokens of each rank have so many slots of each expert; None where nobody is dropped.
+            tokens_of_ranks: as of `MoELayer`.
         """
 
     def combine(self, y_ND: Tensor, way_back: Any) -> Tensor:

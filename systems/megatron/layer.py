@@ -100,7 +100,7 @@ class MegatronLayer(ExpertParallelLayer):
         """One rank's tokens through the layer: (y [T, D], auxiliary loss)."""
         with region("gate"):
             routes, capacity, aux = self.route(x_TD)
-        dispatched = self.dispatcher.dispatch(x_TD, routes, capacity)
+        dispatched = self.dispatcher.dispatch(x_TD, routes, capacity, self.tokens_of_ranks)
         with region("experts"):
             y_ND = self.experts(dispatched.x_ND, dispatched.ends_L, dispatched.weights_N)
         return self.dispatcher.combine(y_ND, dispatched.way_back), aux
@@ -156,8 +156,7 @@ def _all_to_all(layer: MegatronLayer) -> Dispatcher:
 
 
 def _all_gather(layer: MegatronLayer) -> Dispatcher:
-    layout = LAYOUTS[layer.setting.layout]
-    return AllGather(layer.group, layer.workload.experts, layout, lambda: layer.tokens_of_ranks)
+    return AllGather(layer.group, layer.workload.experts, LAYOUTS[layer.setting.layout])
 
 
 DISPATCHERS: dict[str, Callable[[MegatronLayer], Dispatcher]] = {"alltoall": _all_to_all, "allgather": _all_gather}

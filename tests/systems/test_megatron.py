@@ -1,5 +1,7 @@
 """Megatron-Core: what a layer costs, in closed forms, and what its settings mean."""
 
+import gc
+import weakref
 from dataclasses import replace
 from itertools import product
 
@@ -323,3 +325,17 @@ def test_a_step_takes_no_mask_of_slots(name):
         largest = max(torch.Size(shape).numel() for op in program.ops for shape in op.shapes)
         assert largest < T * E * CAPACITY
         assert {op.stream for op in program.ops if op.kind != "collective"} == {COMPUTE}
+
+
+@pytest.mark.parametrize("conventions", [COMMON, DROPLESS], ids=["capacity", "dropless"])
+@every_name
+def test_a_layer_is_freed_with_its_last_reference(name, conventions):
+    """No cycle keeps its weights until Python looks for cycles."""
+    layer = get(name).build(LAYER, described_group(1), conventions, torch.device("cpu"), torch.float32)
+    seen = weakref.ref(layer)
+    gc.disable()
+    try:
+        del layer
+        assert seen() is None
+    finally:
+        gc.enable()

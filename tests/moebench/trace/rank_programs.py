@@ -1,5 +1,6 @@
 """What ranks run in these tests: the real step, recorded or profiled. Apart, so that a rank imports no pytest."""
 
+import gc
 from dataclasses import replace
 
 import torch
@@ -83,6 +84,7 @@ def profile_step(step, args) -> tuple[int, list[Span]]:
     step(*args)
     for tensor in (*step.layer.parameters(), *args):
         tensor.grad = None
+    gc.collect()  # what an earlier step left in a cycle would be taken off this one's bytes
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step(*args)
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
