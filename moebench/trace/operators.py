@@ -152,15 +152,20 @@ def _groups(call: Call) -> tuple[Product, ...]:
     left, right = call.args[:2]
     sizes = [left.shape[-2], right.shape[-1], left.shape[-1]]
     if left.dim() == right.dim() == 3:
-        return (Product(*sizes, left.shape[0]),)
+        return (_product(sizes, left.shape[0]),)
     ragged, groups = 2, call.results[0].shape[0]
     if left.dim() != right.dim():
         ragged, groups = (0, right.shape[0]) if right.dim() == 3 else (1, left.shape[0])
     least, rest = divmod(sizes[ragged], groups)
     shares = [(least + 1, rest), (least, groups - rest)]
     return tuple(
-        Product(*sizes[:ragged], share, *sizes[ragged + 1 :], number) for share, number in shares if share and number
+        _product([*sizes[:ragged], share, *sizes[ragged + 1 :]], number) for share, number in shares if share and number
     )
+
+
+def _product(sizes: Sequence[int], batch: int) -> Product:
+    m, n, k = sizes
+    return Product(m, n, k, batch)
 
 
 Products = Callable[[Call], tuple[Product, ...]]
