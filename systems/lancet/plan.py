@@ -1,0 +1,139 @@
+"""A step's graph as plain data: what one rank captured and optimised, and every rank loads (paper, section 3).
+
+A plan names its operators, its values by number, and neither a device nor a rank: those are filled in where it runs. It
+travels by pickle, and a rank that only runs it needs no graph compiler.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+_GETITEM = "getitem"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The result of an earlier call, or an input, by number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TheGroup:
+    """Stands for the key of the group that runs the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class TheDevice:
+    """Stands for the device that the plan runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operator.
+
+    Attributes:
+        name: of the graph's node.
+        target: `namespace::operator.overload`.
+        region: part of the step.
+        result: number of its value; inputs have the first numbers.
+        frees: values that nobody reads after this call.
+    """
+
+    name: str
+    target: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    region: str
+    result: int
+    frees: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The calls of a step in issue order, its number of inputs and values, and what it returns."""
+
+    calls: tuple[Call, ...]
+    inputs: int
+    values: int
+    outputs: tuple[Any, ...]
+
+
+def plan_of(graph: fx.Graph) -> Plan:
+    """The plan of a graph.
+
+    Raises:
+        ValueError: the graph calls something that is no operator.
+    """
+    numbers = {node: number for number, node in enumerate(node for node in graph.nodes if node.op != "output")}
+    inputs = sum(node.op == "placeholder" for node in graph.nodes)
+    if any(number >= inputs for node, number in numbers.items() if node.op == "placeholder"):
+        raise ValueError("the graph's inputs must come before its calls")
+    frees = _frees(graph)
+    calls = tuple(
+        Call(
+            node.name,
+            _name_of(node),
+            tuple(_plain(arg, numbers) for arg in _args(node)),
+            {name: _plain(arg, numbers) for name, arg in node.kwargs.items()},
+            node.meta["region"],
+            numbers[node],
+            tuple(numbers[dead] for dead in frees.get(node, ())),
+        )
+        for node in graph.nodes
+        if node.op not in ("placeholder", "output")
+    )
+    outputs = tuple(_plain(arg, numbers) for arg in graph.output_node().args[0])  # type: ignore[union-attr]
+    return Plan(calls, inputs, len(numbers), outputs)
+
+
+def function_of(target: str) -> Callable[..., Any]:
+    """The operator that a call names."""
+    if target == _GETITEM:
+        return operator.getitem
+    namespace, _, rest = target.partition("::")
+    name, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def _name_of(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return _GETITEM
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        raise ValueError(f"node {node.name} is no call of an operator: {node.op} {node.target}")
+    return f"{node.target._schema.name}.{node.target._overloadname}"
+
+
+def _args(node: fx.Node) -> Iterator[Any]:
+    """The arguments, with the key of a group replaced."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        yield from node.args
+        return
+    for declared, arg in zip(node.target._schema.arguments, node.args):
+        is_key = declared.name == "group" and node.target.namespace == "moebench"
+        yield TheGroup() if is_key else arg
+
+
+def _plain(arg: Any, numbers: Mapping[fx.Node, int]) -> Any:
+    if isinstance(arg, fx.Node):
+        return Value(numbers[arg])
+    if isinstance(arg, (list, tuple)):
+        return tuple(_plain(item, numbers) for item in arg)
+    return TheDevice() if isinstance(arg, torch.device) else arg
+
+
+def _frees(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """After which node each value is dead; outputs never are."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        last[node] = node
+        for source in node.all_input_nodes:
+            last[source] = node
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node, reader in last.items():
+        found.setdefault(reader, []).append(node)
+    return found

@@ -1,0 +1,158 @@
+"""GPT-2 with Mixture-of-Experts layers on one rank: the model of the Lancet paper, in any size.
+
+Pre-norm blocks of attention and either a dense FFN or experts, learned positions, an output head tied to the embedding,
+mean negative log-likelihood. No dropout, no auxiliary loss. Everything but the experts is data parallel.
+
+B sequences of this rank, S tokens each, T = B S, D model, H heads, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moebench.kernels.attention import attention
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.region import region
+from moebench.workloads.errors import InputError
+from moebench.workloads.models.moe import MoE
+from moebench.workloads.models.shape import GPT2MoEShape
+
+_STD = 0.02  # of GPT-2's initial weights
+
+
+class Attention(nn.Module):
+    """Causal self-attention with its two projections, as the shared kernel runs it."""
+
+    def __init__(self, shape: GPT2MoEShape, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape = shape
+        self.qkv = nn.Linear(shape.d_model, 3 * shape.d_model, device=device, dtype=dtype)
+        self.out = nn.Linear(shape.d_model, shape.d_model, device=device, dtype=dtype)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """T = B S tokens, sequence by sequence."""
+        shape = self.shape
+        sizes = (shape.batch_size, shape.sequence, 3, shape.heads, shape.d_model // shape.heads)
+        q, k, v = self.qkv(x_TD).view(sizes).permute(2, 0, 3, 1, 4).unbind(0)
+        y_BHSD = attention(q, k, v)
+        return self.out(y_BHSD.transpose(1, 2).reshape(x_TD.shape))
+
+
+class FeedForward(nn.Module):
+    """The dense FFN: two products around a GELU."""
+
+    def __init__(self, shape: GPT2MoEShape, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.d_model, shape.d_ffn, device=device, dtype=dtype)
+        self.down = nn.Linear(shape.d_ffn, shape.d_model, device=device, dtype=dtype)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """Rows through the network."""
+        with region("dense"):
+            return self.down(F.gelu(self.up(x_TD)))
+
+
+class Block(nn.Module):
+    """Attention, then experts or a dense FFN, each behind a norm and beside a residual."""
+
+    def __init__(
+        self, shape: GPT2MoEShape, group: Group, is_sparse: bool, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.d_model, device=device, dtype=dtype)
+        self.attention = Attention(shape, device, dtype)
+        self.norm2 = nn.LayerNorm(shape.d_model, device=device, dtype=dtype)
+        self.ffn = MoE(shape, group, device, dtype) if is_sparse else FeedForward(shape, device, dtype)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """Rows through the block."""
+        with region("attention"):
+            x_TD = x_TD + self.attention(self.norm1(x_TD))
+        with region("dense"):
+            h_TD = self.norm2(x_TD)
+        y_TD = self.ffn(h_TD)
+        with region("dense"):
+            return x_TD + y_TD
+
+
+class GPT2MoE(nn.Module):
+    """The model of one rank; `forward(ids_BS, labels_BS)` is the mean loss over this rank's tokens.
+
+    Shared parameters start equal on all ranks and each expert by its own number, so that a model is the same on any
+    number of ranks; on meta nothing is drawn.
+
+    Raises:
+        InputError: a shape without a meaning on the group.
+    """
+
+    def __init__(
+        self,
+        shape: GPT2MoEShape,
+        group: Group,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        reason = shape.problem(group.size)
+        if reason is not None:
+            raise InputError(reason)
+        device = torch.device(device)
+        self.shape, self.group = shape, group
+        self.tokens = nn.Embedding(shape.vocabulary, shape.d_model, device=device, dtype=dtype)
+        self.places = nn.Embedding(shape.positions, shape.d_model, device=device, dtype=dtype)
+        sparse = set(shape.moe_blocks)
+        self.blocks = nn.ModuleList(
+            Block(shape, group, place in sparse, device, dtype) for place in range(shape.layers)
+        )
+        self.norm = nn.LayerNorm(shape.d_model, device=device, dtype=dtype)
+        if device.type != "meta":
+            self._initialise(seed)
+
+    def forward(self, ids_BS: Tensor, labels_BS: Tensor) -> Tensor:
+        """The loss, a scalar in fp32 or wider.
+
+        Args:
+            ids_BS, labels_BS: int64 below V; the label of a token is the one that follows it.
+        """
+        with region("dense"):
+            x_BSD = self.tokens(ids_BS) + self.places.weight[: self.shape.sequence]
+            x_TD = x_BSD.view(self.shape.tokens, self.shape.d_model)
+        for block in self.blocks:
+            x_TD = block(x_TD)
+        with region("dense"):
+            logits_TV = torch.mm(self.norm(x_TD), self.tokens.weight.t())
+        with region("loss"):
+            logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+            return F.nll_loss(F.log_softmax(logits_TV, dim=1), labels_BS.view(-1))
+
+    def shared(self) -> list[nn.Parameter]:
+        """The parameters whose gradients are summed over the ranks, in order of registration."""
+        return [parameter for parameter in self.parameters() if not getattr(parameter, "is_expert", False)]
+
+    @torch.no_grad()
+    def _initialise(self, seed: int) -> None:
+        """As GPT-2: normal weights, the products that end a residual branch scaled down; zero biases, unit norms."""
+        generator = torch.Generator(self.tokens.weight.device).manual_seed(seed)
+        scaled = _STD / (2 * self.shape.layers) ** 0.5
+        for name, parameter in self.named_parameters():
+            if getattr(parameter, "is_expert", False):
+                continue
+            if parameter.dim() > 1:
+                parameter.normal_(std=scaled if "out.weight" in name or "down.weight" in name else _STD,
+                                  generator=generator)
+            elif "norm" not in name:
+                parameter.zero_()
+        for layer in (block.ffn for block in self.blocks):
+            if isinstance(layer, MoE):
+                self._initialise_experts(layer, seed, scaled)
+
+    def _initialise_experts(self, layer: MoE, seed: int, scaled: float) -> None:
+        local = layer.w1_LDF.shape[0]
+        for place in range(local):
+            number = self.group.index * local + place + 1
+            generator = torch.Generator(layer.w1_LDF.device).manual_seed(seed + 7919 * number)
+            layer.w1_LDF[place].normal_(std=_STD, generator=generator)
+            layer.w2_LFD[place].normal_(std=scaled, generator=generator)
+        layer.b1_LF.zero_()
+        layer.b2_LD.zero_()

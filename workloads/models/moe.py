@@ -1,0 +1,107 @@
+"""The MoE layer of a model: router, slots, exchange, experts as batched products, exchange, weighted sum.
+
+Of what the gate decides only the weights carry a gradient.
+
+T tokens, D model, F feed-forward, E experts, L experts of this rank, R ranks, C slots of each (source rank, expert), K
+choices a token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moebench.kernels.assign_slots import assign_slots
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.start_wait import all_to_all
+from moebench.kernels.permute import permute, slot_rows, unpermute
+from moebench.kernels.region import region
+from moebench.kernels.topk_gate import topk_gate
+from moebench.workloads.gates import bpr
+from moebench.workloads.models.shape import GPT2MoEShape
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where a rank's tokens go.
+
+    Attributes:
+        experts_TK: int64, whom each token wants.
+        rows_TK: int64, `expert * C + slot`; -1 where the route was dropped.
+        weights_TK: probabilities of the choices, fp32; they carry the router's gradient.
+    """
+
+    experts_TK: Tensor
+    rows_TK: Tensor
+    weights_TK: Tensor
+
+
+def routes_of(logits_TE: Tensor, shape: GPT2MoEShape) -> Routes:
+    """The gate `switch`, `topk` or `bpr` of a shape on the logits of a rank's whole batch."""
+    _, weights_TK, experts_TK = topk_gate(logits_TE, shape.gate.top_k)
+    order_T = None
+    if shape.gate.name == "bpr":
+        order_T = bpr.importance_order(weights_TK.detach(), shape.gate, shape.experts)
+    positions_TK = queue_positions(experts_TK, shape, order_T)
+    return Routes(experts_TK, slot_rows(experts_TK, positions_TK, shape.capacity), weights_TK)
+
+
+def queue_positions(experts_TK: Tensor, shape: GPT2MoEShape, order_T: Tensor | None) -> Tensor:
+    """Place of every route in its expert's queue, before drops; tokens queue in their own order or in `order_T`."""
+    queue_TK = experts_TK if order_T is None else experts_TK.index_select(0, order_T)
+    positions_TK, _ = assign_slots(queue_TK, shape.experts, shape.conventions.choice_order)
+    if order_T is None:
+        return positions_TK
+    return torch.empty_like(positions_TK).index_copy_(0, order_T, positions_TK)
+
+
+class MoE(nn.Module):
+    """The layer of one rank: `forward(x_TD) -> y_TD`.
+
+    Attributes:
+        router_ED: no bias; every rank holds the same.
+        w1_LDF, b1_LF, w2_LFD, b2_LD: the experts of this rank, `is_expert`.
+    """
+
+    def __init__(self, shape: GPT2MoEShape, group: Group, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.group = shape, group
+        local, d_model, d_ffn = shape.experts // group.size, shape.d_model, shape.d_ffn
+
+        def empty(*sizes: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
+
+        self.router_ED = empty(shape.experts, d_model)
+        self.w1_LDF, self.b1_LF = empty(local, d_model, d_ffn), empty(local, d_ffn)
+        self.w2_LFD, self.b2_LD = empty(local, d_ffn, d_model), empty(local, d_model)
+        for parameter in (self.w1_LDF, self.b1_LF, self.w2_LFD, self.b2_LD):
+            parameter.is_expert = True  # type: ignore[attr-defined]
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """One rank's tokens through the layer."""
+        shape = self.shape
+        with region("gate"):
+            logits_TE = torch.mm(x_TD.float(), self.router_ED.float().t())
+            routes = routes_of(logits_TE, shape)
+        with region("dispatch"):
+            x_ND = permute(x_TD, routes.rows_TK, shape.experts * shape.capacity)
+        with region("exchange"):
+            x_ND = all_to_all(x_ND, self.group)
+        with region("experts"):
+            y_ND = self.run_experts(x_ND)
+        with region("exchange"):
+            y_ND = all_to_all(y_ND, self.group)
+        with region("combine"):
+            return unpermute(y_ND, routes.rows_TK, routes.weights_TK)
+
+    def run_experts(self, x_ND: Tensor) -> Tensor:
+        """Rows by (source rank, local expert) through the local experts, and back in the same order."""
+        local, d_model = self.w1_LDF.shape[0], x_ND.shape[1]
+        x_RLCD = x_ND.view(self.group.size, local, -1, d_model)
+        x_LMD = x_RLCD.transpose(0, 1).reshape(local, -1, d_model)
+        h_LMF = torch.baddbmm(self.b1_LF.unsqueeze(1), x_LMD, self.w1_LDF)
+        h_LMF = torch.relu(h_LMF) if self.shape.activation == "relu" else F.gelu(h_LMF)
+        y_LMD = torch.baddbmm(self.b2_LD.unsqueeze(1), h_LMF, self.w2_LFD)
+        y_LRCD = y_LMD.view(local, self.group.size, -1, d_model)
+        return y_LRCD.transpose(0, 1).reshape(x_ND.shape)
