@@ -150,22 +150,20 @@ def _vectors(call: Call) -> tuple[Product, ...]:
 def _groups(call: Call) -> tuple[Product, ...]:
     """Rows, columns or what is summed over come in groups whose ends are not in the shapes: each gets an even share."""
     left, right = call.args[:2]
-    sizes = [left.shape[-2], right.shape[-1], left.shape[-1]]
+    (rows, summed), columns = left.shape[-2:], right.shape[-1]
     if left.dim() == right.dim() == 3:
-        return (_product(sizes, left.shape[0]),)
-    ragged, groups = 2, call.results[0].shape[0]
-    if left.dim() != right.dim():
-        ragged, groups = (0, right.shape[0]) if right.dim() == 3 else (1, left.shape[0])
-    least, rest = divmod(sizes[ragged], groups)
-    shares = [(least + 1, rest), (least, groups - rest)]
-    return tuple(
-        _product([*sizes[:ragged], share, *sizes[ragged + 1 :]], number) for share, number in shares if share and number
-    )
+        return (Product(rows, columns, summed, left.shape[0]),)
+    if left.dim() == right.dim():
+        return tuple(Product(rows, columns, k, number) for k, number in _shares(summed, call.results[0].shape[0]))
+    if right.dim() == 3:
+        return tuple(Product(m, columns, summed, number) for m, number in _shares(rows, right.shape[0]))
+    return tuple(Product(rows, n, summed, number) for n, number in _shares(columns, left.shape[0]))
 
 
-def _product(sizes: Sequence[int], batch: int) -> Product:
-    m, n, k = sizes
-    return Product(m, n, k, batch)
+def _shares(size: int, groups: int) -> list[tuple[int, int]]:
+    """(share of a group, groups with it), empty groups left out."""
+    least, rest = divmod(size, groups)
+    return [(share, number) for share, number in ((least + 1, rest), (least, groups - rest)) if share and number]
 
 
 Products = Callable[[Call], tuple[Product, ...]]
