@@ -20,6 +20,7 @@ from moebench.environment import environment, usable_cores
 from moebench.plan import Filters, Machines, chosen_experiments, place_names, plan, quickened
 from moebench.results.rows import Row, with_finite_numbers, without_number
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
+from moebench.spending import Spending
 from moebench.stopping import CannotGoOn, exit_status
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
@@ -155,14 +156,16 @@ def resume(path: Path) -> Job:
 
 
 def execute(
-    job: Job, watch: Watch, jobs: int | None = None, check: Check | None = None, timeout_s: float | None = None
-) -> Outcome:
+    job: Job, watch: Watch, jobs: int | None = None, check: Check | None = None, timeout_s: float | None = None,
+    spending: Spending | None = None,
+) -> Outcome:  # fmt: skip
     """Run every case that has no rows yet.
 
     Args:
         jobs: processes an engine may use; default the usable cores.
         check: the correctness gate, `check(cases) -> a Status each`; default moebench.correctness.check_cases.
         timeout_s: how long a step of real ranks may take; default as the engine thinks.
+        spending: how long an engine may measure what is uncertain again; default not at all.
 
     Raises:
         StorageError: rows can't be written; those of earlier cases are safe.
@@ -187,7 +190,7 @@ def execute(
             for name in dict.fromkeys(case.engine for case in left):
                 own = [case for case in left if case.engine == name]
                 watch.phase(f"engine {name}", len(own))
-                for rows in _run_engine(name, own, job, jobs or usable_cores(), timeout_s):
+                for rows in _run_engine(name, own, job, jobs or usable_cores(), timeout_s, spending):
                     keep(rows)
                     watch.step(rows[0].case)
     except KeyboardInterrupt as stop:
@@ -231,12 +234,13 @@ def _check() -> Check:
 
 
 def _run_engine(
-    name: str, cases: Sequence[Case], job: Job, jobs: int, timeout_s: float | None
+    name: str, cases: Sequence[Case], job: Job, jobs: int, timeout_s: float | None, spending: Spending | None
 ) -> Iterator[list[Row]]:
     """The rows of one case at a time; a full disk met by the engine itself (traces) is the same clear error."""
     run_cases: Engine = import_module(ENGINES[name]).run_cases
     known = inspect.signature(run_cases).parameters
-    extra = {name: value for name, value in (("traces", job.folder.traces), ("timeout_s", timeout_s)) if name in known}
+    options = {"traces": job.folder.traces, "timeout_s": timeout_s, "spending": spending}
+    extra = {name: value for name, value in options.items() if name in known}
     missing = {case.hash: case.name for case in cases}
     with closing(run_cases(cases, job.topologies, job.suite, jobs, **extra)) as results:
         while True:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from moebench.case import Case
     from moebench.cluster.detect import Launched
     from moebench.run import Job, Outcome, Plan
+    from moebench.spending import Spending
     from moebench.workloads.machine import Topology
 
 # Options that choose what runs; a resumed run has them already.
@@ -65,6 +66,18 @@ _CHOICES = {
     help="How long a step of real ranks may take before they are taken for stuck and ended; 120 for the first one of a "
     "case unless said, then 20 times what steps take, and no less than 20.",
 )
+@click.option(
+    "--time-budget",
+    "budget",
+    metavar="DURATION",
+    help="Measure on this machine for about so long (10m): every point in two processes, then further ones where the "
+    "intervals are widest.",
+)
+@click.option(
+    "--interval",
+    metavar="SHARE",
+    help="Measure further processes until the 95 % interval of each median is at most so wide; 3% with --time-budget.",
+)
 @click.option("--set", "settings", multiple=True, metavar="PARAMETER=VALUE", help="What if: nic.bandwidth=25GB/s.")
 @click.option(
     "--quick", is_flag=True, help="First choice of every assumption, common conventions, 32 draws: a first look."
@@ -80,6 +93,8 @@ def command(
     switch_buffer: str | None,
     unshaped: bool,
     timeout_s: float | None,
+    budget: str | None,
+    interval: str | None,
     settings: tuple[str, ...],
     quick: bool,
     dry_run: bool,
@@ -94,6 +109,7 @@ def command(
     """
     from moebench.cluster.detect import launched
     from moebench.cluster.emulation import emulated
+    from moebench.spending import spending_of
 
     place = launched()
     if place is not None and place.rank:
@@ -105,11 +121,15 @@ def command(
 
         stop_on_sigterm()
     with _peers(place):
+        spending = spending_of(budget, interval)
         topology, rates = emulated(emulate, nic_rate, switch_buffer, unshaped)
         if resumed is not None:
             if suite or settings or quick or dry_run or out or topology or any(filters.values()) or engine != "auto":
-                raise InputError("--resume continues a run as it was started: give no other option but --timeout")
-            return _resume(resumed, timeout_s)
+                raise InputError(
+                    "--resume continues a run as it was started: give no other option but --timeout, --time-budget "
+                    "and --interval"
+                )
+            return _resume(resumed, timeout_s, spending)
         if suite is None:
             from moebench.workloads.load import suite_names
 
@@ -121,13 +141,14 @@ def command(
         ready = _prepared(suite, engine, _settings(settings, rates), quick, filters)
         _check_measured(settings, ready)
         _check_timeout(timeout_s, ready.cases)
+        _check_spending(spending, ready.cases)
         if dry_run:
             _show_plan(ready)
             return 0
         from moebench.run import begin
 
         _check_ranks(ready.cases, ready.topologies)
-        return _execute(begin(ready, out), timeout_s)
+        return _execute(begin(ready, out), timeout_s, spending)
 
 
 @contextmanager
@@ -203,23 +224,30 @@ def _check_measured(settings: Sequence[str], ready: "Plan") -> None:
                 )
 
 
-def _resume(path: Path, timeout_s: float | None) -> int:
+def _check_spending(spending: "Spending | None", cases: Sequence["Case"]) -> None:
+    """Refuse a budget for measuring where nothing is measured by it."""
+    if spending is not None and all(case.engine != "local" for case in cases):
+        raise InputError("--time-budget and --interval are about what engine local measures, and no case runs in it")
+
+
+def _resume(path: Path, timeout_s: float | None, spending: "Spending | None") -> int:
     from moebench.run import resume
 
     job = resume(path)
     _check_ranks(job.cases, job.topologies)
     _check_timeout(timeout_s, job.cases)
-    return _execute(job, timeout_s)
+    _check_spending(spending, job.cases)
+    return _execute(job, timeout_s, spending)
 
 
-def _execute(job: "Job", timeout_s: float | None) -> int:
+def _execute(job: "Job", timeout_s: float | None, spending: "Spending | None") -> int:
     from moebench.cli.conclusion import conclude
     from moebench.cli.progress import ProgressBar
     from moebench.run import execute
 
     click.echo(f"{len(job.cases)} cases into {job.folder.path}", err=True)
     with ProgressBar() as progress:
-        outcome = execute(job, progress, timeout_s=timeout_s)
+        outcome = execute(job, progress, timeout_s=timeout_s, spending=spending)
     _show_outcome(outcome)
     if outcome.interrupted:
         click.echo(

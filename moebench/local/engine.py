@@ -6,15 +6,19 @@ summary beside them. Points run one after another: two at once would measure eac
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from moebench.case import Case
 from moebench.local.child import ChildFailed, run_child
 from moebench.local.clock import clock_for
 from moebench.local.rows import rows_of_case
+from moebench.local.spend import Held, spend, width_of
 from moebench.local.worker import Request
 from moebench.results.rows import Row
 from moebench.sim.rows import rows_without_number
+from moebench.spending import Spending
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -32,12 +36,14 @@ class Measured:
     Attributes:
         samples: one entry a timed step: `time_s`, `regime`, `process`, `block`, `place`, and clocks on a GPU.
         detail: what one step counts, and the time of each region.
+        warm_up: the most steps that a process discarded before its first sample, and whether every one settled.
     """
 
     samples: list[dict[str, Any]] = field(default_factory=list)
     detail: dict[str, Any] = field(default_factory=dict)
     status: str = "passed"
     reason: str = ""
+    warm_up: dict[str, Any] = field(default_factory=dict)
 
 
 def run_cases(
@@ -48,6 +54,7 @@ def run_cases(
     processes: int = PROCESSES,
     blocks: int = BLOCKS,
     threads: int | None = None,
+    spending: Spending | None = None,
 ) -> Iterator[list[Row]]:
     """Measure `cases` on this machine; yields the rows of one case at a time.
 
@@ -58,16 +65,47 @@ def run_cases(
         jobs: unused: measurements never run side by side.
         processes, blocks: fresh processes a point, and blocks in each; every case is timed twice a block.
         threads: compute threads; default one for each usable core.
+        spending: measure further processes of what is still uncertain; a point that the budget can't reach at all is
+            `skipped`.
     """
-    for batch in _batches(by_point(cases)):
-        topology = topologies[batch[0][0].topology]
-        reason = _cannot_measure(topology)
-        if reason:
-            yield from (rows_without_number(case, topology, "unsupported", reason) for point in batch for case in point)
-            continue
-        found = measure_points(batch, topology.hardware.kind, processes, blocks, threads)
-        for case in (case for point in batch for case in point):
-            yield rows_of_case(case, topology, found[case.hash])
+    measure = partial(measure_points, blocks=blocks, threads=threads)
+    held: list[Held] = []
+    try:
+        for batch in _batches(by_point(cases)):
+            topology = topologies[batch[0][0].topology]
+            status, reason = _cannot_measure(topology, spending)
+            if reason:
+                for case in (case for point in batch for case in point):
+                    yield rows_without_number(case, topology, status, reason)
+                continue
+            start = monotonic()
+            found = measure(batch, topology.hardware.kind, processes)
+            process_s = (monotonic() - start) / processes / len(batch)
+            for point in batch:
+                if spending is not None and width_of(point, found) > spending.width:
+                    held.append(Held(point, found, process_s, processes))
+                else:
+                    yield from _rows(point, topologies, found)
+    except KeyboardInterrupt:  # what was measured is whole, and only waited for more
+        for one in held:
+            yield from _rows(one.point, topologies, one.measured)
+        raise
+
+    def again(chosen: Sequence[Held], process: int) -> None:
+        kind = topologies[chosen[0].point[0].topology].hardware.kind
+        known = {case.hash: one.measured[case.hash] for one in chosen for case in one.point}
+        measure([one.point for one in chosen], kind, 1, first=process, found=known)
+
+    if spending is not None:
+        for one in spend(held, spending, again, POINTS_A_PROCESS):
+            yield from _rows(one.point, topologies, one.measured)
+
+
+def _rows(
+    point: Sequence[Case], topologies: Mapping[str, Topology], found: Mapping[str, Measured]
+) -> Iterator[list[Row]]:
+    for case in point:
+        yield rows_of_case(case, topologies[case.topology], found[case.hash])
 
 
 def _batches(points: Sequence[tuple[Case, ...]]) -> Iterator[list[tuple[Case, ...]]]:
@@ -86,11 +124,14 @@ def _batches(points: Sequence[tuple[Case, ...]]) -> Iterator[list[tuple[Case, ..
         yield batch
 
 
-def _cannot_measure(topology: Topology) -> str | None:
-    """Why nothing on a topology is measured here, or None."""
+def _cannot_measure(topology: Topology, spending: Spending | None) -> tuple[str, str]:
+    """Status and reason where nothing on a topology is measured here, or is any more; an empty reason else."""
     if topology.ranks != 1:
-        return f"the local engine runs one rank and {topology.name} has {topology.ranks}: use --engine sim"
-    return _clock_problem(topology.hardware.kind)
+        reason = f"the local engine runs one rank and {topology.name} has {topology.ranks}: use --engine sim"
+        return "unsupported", reason
+    if spending is not None and spending.left_s <= 0:
+        return "skipped", "the time budget was spent before its turn; give more, or run it by itself"
+    return "unsupported", _clock_problem(topology.hardware.kind) or ""
 
 
 def _clock_problem(kind: str) -> str | None:
@@ -117,10 +158,17 @@ def measure_points(
     processes: int = PROCESSES,
     blocks: int = BLOCKS,
     threads: int | None = None,
+    first: int = 0,
+    found: dict[str, Measured] | None = None,
 ) -> dict[str, Measured]:
-    """Measure the cases of some points in fresh processes, one after another; by case hash."""
-    found = {case.hash: Measured() for point in points for case in point}
-    for process in range(processes):
+    """Measure the cases of some points in fresh processes, one after another; by case hash.
+
+    Args:
+        first: number of the first of these processes; found: what those before it have measured, to add to.
+    """
+    if found is None:
+        found = {case.hash: Measured() for point in points for case in point}
+    for process in range(first, first + processes):
         left = list(points)
         while left:  # a process that died takes its point along, and the next one goes on behind it
             done = 0
@@ -147,5 +195,9 @@ def _take(found: dict[str, Measured], message: dict[str, Any], process: int) -> 
         measured.status, measured.reason = message["status"], message["reason"]
     elif "detail" in message:
         measured.detail = message["detail"]
+    elif "warm_up_steps" in message:
+        before = measured.warm_up or {"warm_up_steps": 0, "settled": True}
+        steps = max(before["warm_up_steps"], message["warm_up_steps"])
+        measured.warm_up = {"warm_up_steps": steps, "settled": before["settled"] and message["settled"]}
     else:
         measured.samples.append({**message, "process": process})

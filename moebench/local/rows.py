@@ -28,18 +28,20 @@ def rows_of_case(case: Case, topology: Topology, measured: "Measured") -> list[R
             if is_outlier:
                 detail["mark"] = "outlier"
             rows.append(row_of(case, hardware, metric, "s", sample["time_s"], sample=index, detail=detail))
-        rows.append(_summary(case, hardware, regime, samples))
+        rows.append(_summary(case, hardware, regime, samples, measured.warm_up))
     rows += _detail_rows(case, hardware, measured.detail)
     return kinds.of(case.workload.kind, "finish")(case, topology, rows)
 
 
-def _summary(case: Case, hardware: str, regime: str, samples: list[dict[str, Any]]) -> Row:
+def _summary(
+    case: Case, hardware: str, regime: str, samples: list[dict[str, Any]], warm_up: Mapping[str, Any]
+) -> Row:
     groups: dict[int, list[float]] = {}
     for sample in samples:
         groups.setdefault(sample["process"], []).append(sample["time_s"])
     s = summarise(list(groups.values()))
     detail = {"regime": regime, "q1": s.q1, "q3": s.q3, "minimum": s.minimum, "maximum": s.maximum}
-    detail |= {"count": s.count, "processes": s.processes}
+    detail |= {"count": s.count, "processes": s.processes, **warm_up}
     return row_of(case, hardware, case.workload.metric, "s", s.median, low=s.low, high=s.high, detail=detail)
 
 

@@ -13,15 +13,14 @@ import numpy as np
 
 from moebench.case import Case
 from moebench.local.child import Parent, pin_threads
-from moebench.local.clock import Clock, clock_for, quiet_interpreter
+from moebench.local.clock import HOT, Clock, clock_for, quiet_interpreter
 from moebench.local.stats import balanced_order
+from moebench.local.warm_up import warm_up
 from moebench.sim.cost import NO_DEVICE_WORK
 
 if TYPE_CHECKING:
     from moebench.local.step import Step
     from moebench.program import Program
-
-WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,12 @@ def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: 
     for case in point:
         try:
             step = build_step(case, device)
-            for _ in range(WARM_UP_STEPS):
-                step.run()
+            warm = warm_up(lambda run=step.run: clock.time_s(run, HOT)[0])  # type: ignore[misc]
         except Exception as error:
             status, reason = failure_of(error)
             send(case=case.hash, status=status, reason=reason)
             continue
+        send(case=case.hash, warm_up_steps=warm.steps, settled=warm.settled)
         cases.append(case)
         steps.append(step)
     gc.collect()

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,12 @@ def repeated(file: Path) -> tuple[int, str] | None:
 def _items(file: Path, only: Sequence[bytes] = ()) -> Iterator[tuple[int, dict[str, Any], bool]]:
     """Line number and object of each row, and whether it is its case's last; of lines that hold one of `only`."""
     data = read(file)
-    for number, line in enumerate(data[: whole_bytes(data, file)].split(b"\n"), 1):
+    for number, line in enumerate(BytesIO(data[: whole_bytes(data, file)]), 1):  # one at a time: a file may be large
         if not line.strip() or (only and not any(text in line for text in only)):
             continue
         where = f"{file}, line {number}"
         try:
-            item = json.loads(line, parse_constant=_refuse_constant)
+            item = _DECODER.decode(line.removeprefix(_BYTE_ORDER_MARK).decode())
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not a JSON object: {error}") from None
         if not isinstance(item, dict):
@@ -139,6 +140,10 @@ def _items(file: Path, only: Sequence[bytes] = ()) -> Iterator[tuple[int, dict[s
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which editors of some systems put first
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def decode(item: dict[str, Any]) -> Row:

@@ -1,6 +1,7 @@
 """Result rows: tidy, one metric value a row, with the keys of its case."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, get_args, get_origin, get_type_hints
@@ -116,22 +117,34 @@ def without_number(case: Case, hardware: str, status: str, reason: str) -> Row:
 
 def problem(item: Mapping[str, Any]) -> str | None:
     """Why a JSON object is no row, or None: a key is missing or unknown, or its value is of another type."""
-    for name, value in item.items():
-        if name not in _KINDS:
-            return f"unknown key {name!r}"
-        if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
-            return f"{name} is {value!r}"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"{name} is {value!r}, not a finite number"
-    missing = [name for name in _NEEDED if name not in item]
-    missing += [] if any(all(name in item for name in columns) for columns in KIND_COLUMNS) else _lacking(item)
-    if missing:
-        return f"missing key {missing[0]!r}"
+    shape = tuple(item), tuple(map(type, item.values()))  # the rows of a file have a few between them
+    if shape not in _GOOD_SHAPES:
+        found = _shape_problem(item)
+        if found:
+            return found
+        if len(_GOOD_SHAPES) < _MOST_SHAPES:
+            _GOOD_SHAPES.add(shape)
+    for name in _NUMBERS:
+        value = item.get(name)
+        if value is not None and not -_LARGEST <= value <= _LARGEST:
+            return f"{name} is {str(value)[:40]}, not a finite number"
     if item.get("status", "passed") not in STATUSES:
         return f"status is {item['status']!r}, not one of: {', '.join(STATUSES)}"
     if not all(v is None or type(v) in (float, int) for v in item.get("draws", ())):
         return "draws holds something else than numbers"
     return None
+
+
+def _shape_problem(item: Mapping[str, Any]) -> str | None:
+    """What is wrong with the keys of an object or the types of their values, or None."""
+    for name, value in item.items():
+        if name not in _KINDS:
+            return f"unknown key {name!r}"
+        if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
+            return f"{name} is {value!r}"
+    missing = [name for name in _NEEDED if name not in item]
+    missing += [] if any(all(name in item for name in columns) for columns in KIND_COLUMNS) else _lacking(item)
+    return f"missing key {missing[0]!r}" if missing else None
 
 
 def _lacking(item: Mapping[str, Any]) -> list[str]:
@@ -170,6 +183,10 @@ def _kinds(hint: Any) -> tuple[type, ...]:
     return tuple(one for kind in kinds for one in wider.get(get_origin(kind) or kind, (kind,)))
 
 
+_NUMBERS = ("value", "low", "high")
+_LARGEST = sys.float_info.max
+_GOOD_SHAPES: set[tuple[tuple[str, ...], tuple[type, ...]]] = set()
+_MOST_SHAPES = 10_000
 _KINDS = {name: _kinds(hint) for name, hint in get_type_hints(Row).items()}
 # A row without a unit leaves it out, as every field that is empty.
 _NEEDED = [f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING and f.name != "unit"]
