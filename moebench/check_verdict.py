@@ -4,8 +4,10 @@ chance does (moebench.check_random). Each function returns the first thing that 
 T tokens of a rank, E experts, D model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 
 import torch
@@ -43,11 +45,8 @@ def problem(instance: Instance, seen: Seen) -> str | None:
 
 def reference_problem(instance: Instance, seen: Seen) -> str | None:
     """Outputs, losses, gradients and the rule's state of every rank and step against the reference."""
-    everything = data(instance)
     names = ("gate_DE", "w1_LDF", "w2_LFD", "w3_LDF")
-    weights, state = everything.weights, dict[str, Tensor]()
-    for step in range(STEPS):
-        right, gradients = reference_step(instance, everything, weights, step, state)
+    for step, (right, gradients) in enumerate(_reference_steps(instance)):
         for rank, ranks_right in enumerate(right):
             own = seen[rank][step]
             local = local_weights(gradients, rank, instance.ranks, torch.float64)
@@ -67,9 +66,33 @@ def reference_problem(instance: Instance, seen: Seen) -> str | None:
                 difference = compare(ours, theirs, tolerance(instance))
                 if difference is not None:
                     return f"{name} of rank {rank} in step {step + 1}: {difference}"
-        weights = map_weights(lambda w, g: w - instance.learning_rate * g, weights, gradients)
-        state = dict(right[0].state)
     return None
+
+
+@lru_cache(maxsize=8)  # systems are tried one after another on the same instances
+def _reference_steps(instance: Instance) -> list[tuple[list[Observed], LayerWeights]]:
+    """What the ranks should see in each step, and the gradients of all weights."""
+    everything = data(instance)
+    weights, state = everything.weights, dict[str, Tensor]()
+    found = []
+    with _one_thread():
+        for step in range(STEPS):
+            right, gradients = reference_step(instance, everything, weights, step, state)
+            found.append((right, gradients))
+            weights = map_weights(lambda w, g: w - instance.learning_rate * g, weights, gradients)
+            state = dict(right[0].state)
+    return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors of a few hundred elements: threads would mostly wait for each other, on a busy machine for seconds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def compare(ours: Tensor, right: Tensor, allowed: float) -> str | None:

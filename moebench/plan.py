@@ -28,7 +28,8 @@ class Filters:
         topologies: a topology of the suite (`4x8-titan-rtx`), one of its sizes (`4x8`) or node types (`titan-rtx`), or
             any other topology by name or file, which then runs in place of the suite's.
         overrides: `--set` values, parameter name -> text.
-        quick: first choice of every assumption, common conventions, `QUICK_SAMPLES` draws.
+        quick: first choice of every assumption, common conventions, `QUICK_SAMPLES` draws; of layers the gates that are
+            swept, where the suite names some.
     """
 
     experiments: tuple[str, ...] = ()

@@ -2,7 +2,8 @@
 
 What the paper does not say is an assumption: the node type, the rule for the number of experts, whether the layer's
 input needs a gradient. Every gate runs under the suite's first choice of each; their full cross runs only for the
-experiment's `sweep_gates`. As-shipped conventions run under the first choices only.
+experiment's `sweep_gates`. As-shipped conventions run under the first choices only, where it lists `shipped_gates` for
+those.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
     if not wanted(filters.dtypes, experiment.layer.dtype):
         return
     where = context.places(experiment)
-    gates = [g for g in experiment.gates if wanted(filters.gates, g.label, g.name)]
+    gates = [g for g in experiment.gates if wanted(_gates(experiment, filters), g.label, g.name)]
     batch_sizes = [b for b in experiment.batch_sizes if wanted(filters.batch_sizes, b)]
     systems = chosen_systems(experiment.systems, filters)
     gpus = [*experiment.node_types, *(place.gpu for place in where)]
@@ -86,7 +87,7 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
         problem = workload.problem(topology.ranks)
         if problem:
             raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
-        for conventions, system in product(_conventions(experiment, assumption, filters), systems):
+        for conventions, system in product(_conventions(experiment, gate, assumption, filters), systems):
             yield Case(
                 suite=context.suite.name,
                 experiment=experiment.name,
@@ -182,7 +183,15 @@ def chosen_systems(own: Iterable[str], filters: Filters) -> list[str]:
     return [get(name).name for name in dict.fromkeys(filters.systems) if stem_of(name) in registered]
 
 
-def _conventions(experiment: LayerExperiment, assumption: Assumption, filters: Filters) -> Sequence[str]:
-    if filters.quick or not assumption.is_default:
+def _gates(experiment: LayerExperiment, filters: Filters) -> Sequence[str]:
+    """What the user asked for; else all, and in a hurry those that are swept, which the suite cares most about."""
+    return filters.gates or (experiment.sweep_gates if filters.quick else ())
+
+
+def _conventions(
+    experiment: LayerExperiment, gate: GateSpec, assumption: Assumption, filters: Filters
+) -> Sequence[str]:
+    shipped = experiment.shipped_gates or (gate.label,)
+    if filters.quick or not assumption.is_default or not {gate.name, gate.label} & set(shipped):
         return [name for name in experiment.conventions if name == "common"]
     return experiment.conventions

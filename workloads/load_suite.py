@@ -193,7 +193,7 @@ def _exchange_experiment(model: ExchangeExperimentFile, file: TomlFile, index: i
         metric=model.metric,
         sizes=tuple(model.sizes),
         node_types=tuple(model.node_types),
-        figure={} if model.figure is None else model.figure.model_dump(),
+        figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
         not_published=tuple(model.not_published),
         caveats=tuple(model.caveats),
         exchanges=tuple(dict.fromkeys(model.exchanges)),
@@ -251,7 +251,7 @@ def _kernel_experiment(model: KernelExperimentFile, file: TomlFile, index: int) 
         metric=model.metric,
         sizes=tuple(model.sizes),
         node_types=tuple(model.node_types),
-        figure={} if model.figure is None else model.figure.model_dump(),
+        figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
         not_published=tuple(model.not_published),
         caveats=tuple(model.caveats),
         kernels=tuple(grids),
@@ -273,7 +273,9 @@ def _grid(model: KernelGridFile) -> KernelGrid:
 
 def _layer_experiment(model: LayerExperimentFile, file: TomlFile, index: int) -> LayerExperiment:
     gates = _gates(model.gates, file.where(["experiments", index, "gates"]))
-    swept = tuple(gate_spec(label).label for label in model.sweep_gates)
+    swept, shipped = (
+        tuple(gate_spec(label).label for label in labels) for labels in (model.sweep_gates, model.shipped_gates)
+    )
     return LayerExperiment(
         name=model.name,
         title=model.title,
@@ -287,7 +289,8 @@ def _layer_experiment(model: LayerExperimentFile, file: TomlFile, index: int) ->
         layer=_layer(model.layer, file, index),
         conventions=tuple(model.conventions),
         sweep_gates=swept,
-        figure={} if model.figure is None else model.figure.model_dump(),
+        shipped_gates=shipped,
+        figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
         not_published=tuple(model.not_published),
         caveats=tuple(model.caveats),
     )

@@ -80,6 +80,7 @@ class LayerExperiment(Experiment):
 
     Attributes:
         sweep_gates: gates for which the non-default assumptions are run too.
+        shipped_gates: gates for which conventions other than `common` are run; empty for all.
     """
 
     systems: tuple[str, ...]
@@ -88,6 +89,7 @@ class LayerExperiment(Experiment):
     layer: LayerShape
     conventions: tuple[str, ...] = ("common",)
     sweep_gates: tuple[str, ...] = ()
+    shipped_gates: tuple[str, ...] = ()
     kind: str = "layer"
 
 

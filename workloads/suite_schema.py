@@ -38,7 +38,7 @@ KERNEL_METRICS = ("kernel_time",)
 EXCHANGE_METRICS = ("collective_time",)
 GATE_METRICS = ("supported",)
 GIVEN_LOGITS = ("iid", "exact", "zipf")
-FIGURE_KINDS = ("speedup",)  # what a report draws: speedup against batch size, a column a size, a row a gate
+FIGURE_KINDS = ("speedup", "breakdown")  # speedup against batch size, a panel a gate; steps by region, one a size
 KERNEL_FIGURE_KINDS = ("kernel-speedup",)  # speedup by shape, a panel a direction
 EXCHANGE_FIGURE_KINDS = ("condition-map",)  # speedup by payload and topology
 ONE_DEVICE = "1x1"
@@ -102,10 +102,13 @@ class LayerFile(Strict):
 
 
 class FigureFile(Strict):
-    """The paper's figure, which the report draws again; axes and facets say what is drawn, and have one choice each."""
+    """The paper's figure, which the report draws again; axes and facets say what is drawn, and have one choice each.
+
+    `speedup` over a baseline, or `breakdown` of every step by region, which has none.
+    """
 
     kind: Annotated[str, choice("figure", FIGURE_KINDS)]
-    baseline: SystemName
+    baseline: SystemName | None = None
     x: Annotated[str, choice("x", ("batch_size",))] = "batch_size"
     y: Annotated[str, choice("y", METRICS)] = "step_time"
     column: Annotated[str, choice("column", ("size",))] = "size"
@@ -130,22 +133,26 @@ class LayerExperimentFile(Strict):
         default_factory=lambda: ["common"]
     )
     sweep_gates: list[GateLabel] = Field(default_factory=list)
+    shipped_gates: list[GateLabel] = Field(default_factory=list)
     figure: FigureFile | None = None
     not_published: list[Text] = Field(default_factory=list)
     caveats: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _compares_its_own_systems(self) -> Self:
-        if self.figure is not None and self.figure.baseline not in self.systems:
-            text = str(one_of("baseline", self.figure.baseline, self.systems, "figure"))
+        if self.figure is None or (self.figure.kind == "breakdown" and self.figure.baseline is None):
+            return self
+        if self.figure.baseline not in self.systems:
+            text = str(one_of("baseline", self.figure.baseline or "", self.systems, "figure"))
             raise PydanticCustomError("baseline", "{text}", {"text": text})
         return self
 
     @model_validator(mode="after")
     def _sweeps_its_own_gates(self) -> Self:
-        for gate in self.sweep_gates:
-            if gate not in self.gates:
-                raise PydanticCustomError("gate", "{text}", {"text": str(one_of("sweep gate", gate, self.gates))})
+        for what, gates in (("sweep gate", self.sweep_gates), ("shipped gate", self.shipped_gates)):
+            for gate in gates:
+                if gate not in self.gates:
+                    raise PydanticCustomError("gate", "{text}", {"text": str(one_of(what, gate, self.gates))})
         return self
 
 

@@ -90,7 +90,8 @@ def _sides(claim: Claim) -> tuple[str, list[_Side]]:
         raise CantAnswer(f"needs {claim.system}, not built yet")
     op, own = known[claim.system]
     names = compared_with(claim.paper) if claim.baseline == BEST_OTHER else (claim.baseline,)
-    others = [_Side(name, known[name][1] if name in known else name) for name in names]
+    # Of a system in a variant the kernel is the same.
+    others = [_Side(name, known[name][1] if name in known else name.partition("+")[0]) for name in names]
     from moebench.workloads.kernel_calls import implementations_of
 
     unbuilt = [side.name for side in others if side.implementation not in implementations_of(op)]

@@ -6,11 +6,13 @@ meet in one ratio.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with
+from moebench.claims.reported import UNITS, Claim
+from moebench.claims.rivals import Decider, Read, Sides, decider, detail, sides_of
 from moebench.claims.scope import CantAnswer, Point, experiment_of, points
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
 from moebench.results.rows import Row
@@ -48,6 +50,7 @@ class Condition:
         missing: by draw, why there is no value: one of verdict.OUT_OF_MEMORY.
         topologies: of its points.
         words: of a finding, its word by draw; `values` is then what it is about, the mean speedup over its points.
+        decider: who decides a smallest or largest speedup among several baselines, where that is asked for.
     """
 
     assumption: Assumption
@@ -55,6 +58,7 @@ class Condition:
     missing: np.ndarray
     topologies: tuple[str, ...]
     words: np.ndarray | None = None
+    decider: Decider | None = None
 
     @property
     def sampled(self) -> slice:
@@ -133,46 +137,58 @@ def obtain(claim: Claim, suite: Suite, times: StepTimes) -> Obtained:
         raise CantAnswer(f"experiment {experiment.name} is not about layers")
     if claim.metric not in (*SPEEDUPS, *STEP_TIMES):
         raise CantAnswer(f"no query for the metric {claim.metric} yet")
-    systems = _systems(claim, times)
+    readings = _readings(claim, times)
     planned = points(claim, experiment)
-    engine = _engine(planned[0][1], systems, times)
+    engine = _engine(planned[0][1], readings[0].systems, times)
     rows = times.of_engine(engine)
     conditions, lacking, default_reason = [], 0, ""
-    for assumption, its_points in planned:
-        have = [p for p in its_points if all((p, s) in rows for s in systems)]
-        reason = next((r for p in have for s in systems if (r := _no_number(rows[p, s]))), "")
-        if assumption.is_default:
+    for sides, (assumption, its_points) in product(readings, planned):
+        is_default = sides.is_default and assumption.is_default
+        have = [p for p in its_points if all((p, s) in rows for s in sides.systems)]
+        reason = next((r for p in have for s in sides.systems if (r := _no_number(rows[p, s], s, sides))), "")
+        if is_default:
             lacking, default_reason = len(its_points) - len(have), reason
-        if not have or reason or (len(have) < len(its_points) and not assumption.is_default):
+        if not have or reason or (len(have) < len(its_points) and not is_default):
             continue
-        conditions.append(_condition(claim, assumption, have, systems, rows))
+        read = Read({**assumption.labels, "rivals": sides.rivals}, is_default) if sides.rivals else assumption
+        conditions.append(_condition(claim, read, have, sides, rows))
     if default_reason:
         raise CantAnswer(default_reason)
     if not conditions or not conditions[0].assumption.is_default:
         raise CantAnswer("none of its cases under the default assumptions was run")
-    return Obtained(engine, tuple(conditions), len(planned), len(planned[0][1]), lacking)
+    who = [(c.assumption.labels.get("rivals", ""), c.decider) for c in _of_default(conditions)]
+    return Obtained(
+        engine,
+        tuple(conditions),
+        len(planned) * len(sides_of(claim) if claim.metric in SPEEDUPS else readings),
+        len(planned[0][1]),
+        lacking,
+        detail=detail(who) if readings[0].may_lack else "",
+    )
 
 
-def _systems(claim: Claim, times: StepTimes) -> list[str]:
-    """The system, then its baselines; all must have rows."""
-    needed = [claim.system]
-    if claim.metric in SPEEDUPS:
-        baselines = compared_with(claim.paper) if claim.baseline == BEST_OTHER else (claim.baseline,)
-        if not baselines or "" in baselines:
-            raise CantAnswer("the baselines that the paper compared with are not recorded")
-        needed += baselines
-    absent = [name for name in needed if name not in times.systems]
+def _of_default(conditions: Sequence[Condition]) -> list[Condition]:
+    """The conditions that differ from the default one in nothing but who the rivals are."""
+    own = {k: v for k, v in conditions[0].assumption.labels.items() if k != "rivals"}
+    return [c for c in conditions if {k: v for k, v in c.assumption.labels.items() if k != "rivals"} == own]
+
+
+def _readings(claim: Claim, times: StepTimes) -> list[Sides]:
+    """The claim's own reading, whose systems must have rows, and those others whose systems have."""
+    readings = sides_of(claim) if claim.metric in SPEEDUPS else [Sides((claim.system,))]
+    own, *others = readings
+    absent = [name for name in own.systems if name not in times.systems]
     if absent:
-        from moebench.systems.registry import systems
+        from moebench.systems.registry import stem_of, systems
 
         built = systems()
-        unbuilt = [name for name in absent if name not in built]
+        unbuilt = [name for name in absent if stem_of(name) not in built]
         if unbuilt:
             raise CantAnswer(f"needs {', '.join(unbuilt)}, not built yet")
         if not times.systems:
             raise CantAnswer(f"no results yet: moebench run --suite {claim.paper}")
         raise CantAnswer(f"needs {', '.join(absent)}, not part of this run")
-    return needed
+    return [own, *(sides for sides in others if set(sides.systems) <= times.systems)]
 
 
 def _engine(its_points: Sequence[Point], systems: Sequence[str], times: StepTimes) -> str:
@@ -184,23 +200,30 @@ def _engine(its_points: Sequence[Point], systems: Sequence[str], times: StepTime
     return max(ENGINES, key=coverage)
 
 
-def _no_number(row: Row) -> str:
-    """Why a row has no number, unless it is out of memory, which is a result."""
-    return "" if row.status in ("passed", "out-of-memory") else f"{row.case} is {row.status}: {row.reason}"
+def _no_number(row: Row, system: str, sides: Sides) -> str:
+    """Why a row has no number, unless it is out of memory, which is a result, or of a baseline without such a layer."""
+    may_lack = sides.may_lack and system != sides.systems[0] and row.status == "unsupported"
+    return "" if row.status in ("passed", "out-of-memory") or may_lack else f"{row.case} is {row.status}: {row.reason}"
 
 
 def _condition(
-    claim: Claim, assumption: Assumption, its_points: Sequence[Point], systems: Sequence[str], rows: Mapping[Key, Row]
+    claim: Claim, assumption: Assumption, its_points: Sequence[Point], sides: Sides, rows: Mapping[Key, Row]
 ) -> Condition:
-    draws = max(len(rows[p, s].draws) for p in its_points for s in systems) or 1
-    ours = np.array([drawn(rows[p, systems[0]], draws) for p in its_points])
+    system, *baselines = sides.systems
+    draws = max(len(rows[p, s].draws) for p in its_points for s in sides.systems) or 1
+    ours = np.array([drawn(rows[p, system], draws) for p in its_points])
+    who = None
     if claim.metric in STEP_TIMES:
         values, missing = ours / UNITS[claim.unit][1], np.where(np.isnan(ours), SYSTEM_OUT, "")
     else:
-        theirs = np.array([[drawn(rows[p, s], draws) for p in its_points] for s in systems[1:]])
+        theirs = np.array([[drawn(rows[p, s], draws) for p in its_points] for s in baselines])
         values, missing = speedups(ours, theirs)
+        if sides.may_lack:
+            who = decider(ours[:, 0], theirs[:, :, 0], its_points, baselines, _reduction(claim))
+            lacked = [all(rows[p, s].status == "unsupported" for s in baselines) for p in its_points]
+            missing[lacked] = ""  # nobody has such a layer: nothing ran out of memory
     values, missing = reduced(claim, values, missing)
-    return Condition(assumption, values, missing, tuple(dict.fromkeys(p.topology for p in its_points)))
+    return Condition(assumption, values, missing, tuple(dict.fromkeys(p.topology for p in its_points)), decider=who)
 
 
 def drawn(row: Row, count: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """What papers report, as Claims: one row of a CSV file, checked. Bad input names file, line and column.
 
 The packaged files lie in moebench.reported, one a paper; `compared_with.csv` beside them lists the baselines that each
-paper compared with, which is what `best-other` means; `implementations.csv` says which kernel a name
-stands for, `exchanges.csv` which exchange.
+paper compared with, which is what `best-other` means, and other readings of it; `implementations.csv` says which kernel
+a name stands for, `exchanges.csv` which exchange.
 """
 
 import csv
@@ -124,14 +124,29 @@ def claims_of(paper: str) -> tuple[Claim, ...]:
     return load_claims(Path(str(files("moebench.reported") / f"{paper}.csv")))
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Whom `best-other` means in one reading of a paper: systems by name, with options where a variant is meant."""
+
+    name: str
+    baselines: tuple[str, ...]
+    where: str
+
+
 @cache
+def readings(paper: str) -> tuple[Reading, ...]:
+    """Who the rivals of a paper are, its own reading first; empty where its list is not known."""
+    text = (files("moebench.reported") / COMPARED_FILE).read_text(encoding="utf-8")
+    return tuple(
+        Reading(row["rivals"], tuple(row["baselines"].split(";")), row["where"])
+        for row in csv.DictReader(text.splitlines())
+        if row["paper"] == paper
+    )
+
+
 def compared_with(paper: str) -> tuple[str, ...]:
     """The baselines that a paper compared with; empty where its list is not known."""
-    text = (files("moebench.reported") / COMPARED_FILE).read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
-        if row["paper"] == paper:
-            return tuple(row["baselines"].split(";"))
-    return ()
+    return readings(paper)[0].baselines if readings(paper) else ()
 
 
 @cache

@@ -24,6 +24,7 @@ _ASSUMPTIONS = {
     "experts": "number of experts",
     "input_gradient": "input gradient",
     "payload": "payload of a GPU",
+    "rivals": "the choice of rivals",
 }
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _A_GPU = re.compile(r"(?:(\d+)\s*\*\s*)?world")
@@ -59,6 +60,8 @@ def level_words(name: str, level: str) -> str:
     """A level of a factor after "with": `GPU titan-rtx`, `experts two a GPU`, `no input gradient`."""
     if name == "experts":
         return f"experts {experts_words(level)}"
+    if name == "rivals":
+        return level
     if name == "input_gradient":
         return "an input gradient" if level.lower() in ("yes", "true") else "no input gradient"
     return f"the {level} of its range" if level.endswith(" third") else f"{factor_words(name)} {level}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -69,33 +70,37 @@ def run_cases(
         jobs: processes to use.
         traces: folder that receives each recorded program as `<trace key>.json.gz`, or None.
     """
-    groups = _grouped(cases, topologies)
-    if jobs < 2 or len(groups) < POOL_THRESHOLD:
-        for group in groups:
+    batches = _batches(_grouped(cases, topologies))
+    if jobs < 2 or sum(map(len, batches)) < POOL_THRESHOLD:
+        for group in chain(*batches):
             yield from _run_group(group, suite.samples, suite.seed, traces)
         return
     pool = worker_pool(jobs)
     try:
-        futures = [pool.submit(_run_group, group, suite.samples, suite.seed, traces) for group in groups]
-        for future, group in zip(futures, groups):
-            yield from _finished(future, group, suite, traces)
+        futures = [pool.submit(_run_groups, batch, suite.samples, suite.seed, traces) for batch in batches]
+        for future, batch in zip(futures, batches):
+            yield from _finished(future, batch, suite, traces)
     finally:  # also when the consumer stops early: what has not started must not start
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _finished(
-    future: Future[list[list[Row]]], group: _Group, suite: Suite, traces: Path | None
-) -> list[list[Row]]:
-    """The rows of a group; where the death of a process (out of memory) took the pool along, from one of its own."""
+    future: Future[list[list[Row]]], batch: Sequence[_Group], suite: Suite, traces: Path | None
+) -> Iterator[list[Row]]:
+    """The rows of a batch; where the death of a process (out of memory) took the pool along, from one a group."""
     try:
-        return future.result()
+        yield from future.result()
+        return
     except BrokenProcessPool:
         pass
-    with worker_pool(1) as alone:
-        try:
-            return alone.submit(_run_group, group, suite.samples, suite.seed, traces).result()
-        except BrokenProcessPool:
-            return _without_number(group, "failed", "the process that simulated it died, perhaps for want of memory")
+    for group in batch:
+        with worker_pool(1) as alone:
+            try:
+                yield from alone.submit(_run_group, group, suite.samples, suite.seed, traces).result()
+            except BrokenProcessPool:
+                yield from _without_number(
+                    group, "failed", "the process that simulated it died, perhaps for want of memory"
+                )
 
 
 def worker_pool(jobs: int) -> ProcessPoolExecutor:
@@ -124,6 +129,28 @@ def _grouped(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> list[
     for case in cases:
         found.setdefault(trace_key(case, topologies[case.topology]), []).append(case)
     return [_Group(key, tuple(group), tuple(topologies[c.topology] for c in group)) for key, group in found.items()]
+
+
+def _batches(groups: Sequence[_Group]) -> list[list[_Group]]:
+    """Groups together whose traces may ask how the same tokens are routed, which a process works out once.
+
+    Most work first, so that no process is left with it at the end.
+    """
+    found: dict[object, list[_Group]] = {}
+    for group in groups:
+        workload = group.cases[0].workload
+        found.setdefault((workload.kind, workload.labels[0], workload.columns.get("experts")), []).append(group)
+    return sorted(found.values(), key=lambda batch: -max(_size(group) for group in batch))
+
+
+def _size(group: _Group) -> int:
+    """Tokens times experts, where a workload has both."""
+    columns = group.cases[0].workload.columns
+    return (columns.get("batch_size") or 0) * (columns.get("experts") or 0)
+
+
+def _run_groups(groups: Sequence[_Group], samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
+    return [rows for group in groups for rows in _run_group(group, samples, seed, traces)]
 
 
 def _run_group(group: _Group, samples: int, seed: int, traces: Path | None) -> list[list[Row]]:

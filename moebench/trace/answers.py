@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from moebench.kernels.explicit import count
 from moebench.kernels.host import UnansweredRead
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.gates.context import GateContext
 from moebench.workloads.gates.registry import GATES
-from moebench.workloads.gates.steps import NO_ROUTE
 from moebench.workloads.layer import LayerWorkload
 from moebench.workloads.routing import logits_for
 from moebench.workloads.token_ids import token_ids_for
@@ -33,7 +31,7 @@ KEPT = (  # quantities of routes that found a slot
 
 # Rounds of a rule whose work depends on the data are counted on the first ranks, which stand for the others: their
 # logits have one distribution, and an auction among 65,536 tokens takes seconds.
-ROUNDS_RANKS = 4
+ROUNDS_RANKS = 2
 
 
 class RoutingAnswers:
@@ -151,7 +149,7 @@ class _Routed:
 def _routed(workload: LayerWorkload, rank: int, conventions: Conventions) -> _Routed:
     with _disable_current_modes(), torch.no_grad():
         rule = GATES[workload.gate.name]
-        routing = rule.route(
+        counts_E, kept_E, rounds = rule.loads(
             logits_for(workload, rank),
             workload.gate,
             conventions,
@@ -159,6 +157,4 @@ def _routed(workload: LayerWorkload, rank: int, conventions: Conventions) -> _Ro
             generator=torch.Generator().manual_seed(workload.routing.seed * 1_000_003 + rank),
             context=GateContext(token_ids_T=token_ids_for(workload, rank) if rule.needs_token_ids else None),
         )
-        kept_TK = routing.experts_TK.where(routing.keep_TK, NO_ROUTE)
-        kept = tuple(count(kept_TK, workload.experts).tolist())
-        return _Routed(tuple(routing.counts_E.tolist()), kept, routing.rounds)
+        return _Routed(tuple(counts_E.tolist()), tuple(kept_E.tolist()), rounds)

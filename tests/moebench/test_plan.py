@@ -7,12 +7,12 @@ import pytest
 from moebench.plan import QUICK_SAMPLES, Filters, Machines, plan, quickened
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_topology
-from tests.moebench.suites import of_kind
+from tests.moebench.suites import small_overall
 
 
 @pytest.fixture(scope="module")
 def hetu():
-    return of_kind("hetu", "layer")
+    return small_overall()
 
 
 @pytest.fixture(scope="module")

@@ -134,3 +134,28 @@ def test_jitter_and_noise_rest_in_evaluation():
     eye = torch.eye(6, dtype=torch.float64)
     assert torch.equal(steps.router_logits(rows, eye, jittered, training=False), rows)
     assert not torch.equal(steps.router_logits(rows, eye, jittered), rows)
+
+
+@pytest.mark.parametrize("name", sorted(GATES))
+@pytest.mark.parametrize("conventions", [FP64, DROPLESS, replace(FP64, min_capacity=3)], ids=["C", "dropless", "least"])
+def test_loads_are_those_of_the_whole_route(name, conventions):
+    """Counts before and after the drops, and rounds, without a queue."""
+    spec, rows = gate(name), logits(40, 16, 5)
+    context = GateContext(token_ids_T=ids(spec, 40) if GATES[name].needs_token_ids else None)
+    for factor in (0.3, 1.0):
+        routing = route(rows, spec, conventions, factor, context=context)
+        counts_E, kept_E, rounds = GATES[name].loads(rows, spec, conventions, factor, context=context)
+        kept_TK = routing.experts_TK.where(routing.keep_TK, steps.NO_ROUTE)
+        assert (counts_E.tolist(), rounds) == (routing.counts_E.tolist(), routing.rounds)
+        assert kept_E.tolist() == [int((kept_TK == e).sum()) for e in range(16)]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4, 5, 8])
+def test_ranked_is_a_stable_sort(top_k):
+    """However few are asked for: equal values, infinite ones and NaN come in the order of a sort."""
+    rows = torch.randint(-2, 3, (200, 8), generator=torch.Generator().manual_seed(1)).double()
+    for value, special in ((2.0, torch.inf), (-2.0, -torch.inf), (1.0, torch.nan)):
+        rows[rows == value] = special
+    expected = torch.sort(rows, dim=1, descending=True, stable=True).indices[:, :top_k]
+    assert torch.equal(steps.ranked(rows, top_k), expected)
+    assert steps.ranked(rows[:0], top_k).shape == (0, top_k)

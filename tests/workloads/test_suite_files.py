@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from moebench.systems.registry import systems
 from moebench.workloads.errors import InputError
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.load import experts_for, gate_spec, load_suite, load_topology, suite_names
@@ -13,17 +14,20 @@ from tests.workloads.files import EXPERIMENT, LAYER, suite_text, written
 
 def test_the_hetu_suite_is_the_papers_grid():
     """Gates x batch sizes x sizes of the layer of the authors' scripts, what is unknown swept."""
-    overall, exchange, *kernels, gates = load_suite("hetu").experiments
+    overall, breakdown, exchange, *kernels, gates = load_suite("hetu").experiments
     assert gates.name == "gates"
     eight = ["switch", "gshard", "topk-2", "ktop1-2", "base", "hash", "sam-2", "dense-to-sparse"]
     assert [gate.label for gate in gates.gates[:8]] == eight
+    assert (breakdown.name, breakdown.systems) == ("breakdown", overall.systems)
+    assert [gate.label for gate in breakdown.gates] == ["switch"]
     assert exchange.name == "hierarchical-alltoall"
     assert {"4x8-titan-rtx", "8x8-titan-rtx", "8x4-rtx-2080-ti", "16x8-ndm-a100-v4"} <= set(exchange.topologies)
     assert (min(exchange.payloads_bytes), max(exchange.payloads_bytes)) == (2**10, 2**30)
     assert [e.name for e in kernels] == ["topk-kernel", "layout-transform"]
     assert overall.name == "overall"
-    assert {"deepspeed", "deepspeed_sparse", "hetumoe"} <= set(overall.systems)
-    assert [gate.label for gate in overall.gates] == ["switch", "gshard", "topk-4"]
+    assert {name.partition("+")[0] for name in overall.systems} == set(systems()) - {"reference"}
+    papers = ["switch", "gshard", "topk", "ktop1", "base", "hash", "sam", "dense-to-sparse"]
+    assert [gate.name for gate in overall.gates] == papers
     assert overall.batch_sizes == (8, 16, 32, 64)
     assert overall.sizes == ("1x8", "2x8", "4x8", "8x8")
     assert overall.node_types[0] == "titan-rtx"
@@ -130,7 +134,7 @@ def test_a_gate_of_a_fixed_k_takes_no_number(label):
         ("d_model = 64", f"d_model = {'[' * 3000}", "is nested too deeply"),
         ('metric = "step_time"', 'metric = "speed"', "unknown metric 'speed'; choose one of: step_time"),
         ("[experiments.layer]", '[experiments.figure]\nkind = "pie"\nbaseline = "reference"\n[experiments.layer]',
-         "unknown figure 'pie'; choose one of: speedup"),
+         "unknown figure 'pie'; choose one of: breakdown, speedup"),
         ("[experiments.layer]", '[experiments.figure]\nkind = "speedup"\nbaseline = "tutel"\n[experiments.layer]',
          "unknown baseline 'tutel'; choose one of: reference"),
         ("[experiments.layer]", '[experiments.figure]\nkind = "speedup"\ncolour = "red"\n[experiments.layer]',

@@ -14,7 +14,7 @@ from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.errors import InputError
 from moebench.workloads.gates import options as gate_options
 from moebench.workloads.gates import steps
-from moebench.workloads.gates.context import TRAINING, GateContext, Rule
+from moebench.workloads.gates.context import TRAINING, Choice, GateContext, Rule
 from moebench.workloads.layer import FIXED_TOP_K, GateSpec
 from moebench.workloads.routing import Routing
 
@@ -88,6 +88,37 @@ class Gate:
         Raises:
             InputError: conventions, options or sizes without a meaning for this rule; no token ids where it needs them.
         """
+        choice = self._chosen(logits_TE, gate, conventions, generator, context)
+        return steps.settle(choice, conventions, capacity_factor, generator, max_count)
+
+    def loads(
+        self,
+        logits_TE: Tensor,
+        gate: GateSpec,
+        conventions: Conventions,
+        capacity_factor: float,
+        generator: torch.Generator | None = None,
+        context: GateContext = TRAINING,
+    ) -> tuple[Tensor, Tensor, int | None]:
+        """What `route` would say of `counts_E`, of the routes to each expert that are kept, int64 [E], and of rounds.
+
+        Several times faster. Without capacity this rank's largest count is nobody's limit.
+
+        Raises:
+            InputError: as `route`.
+        """
+        choice = self._chosen(logits_TE, gate, conventions, generator, context)
+        return *steps.loads(choice, conventions, capacity_factor), choice.rounds
+
+    def _chosen(
+        self,
+        logits_TE: Tensor,
+        gate: GateSpec,
+        conventions: Conventions,
+        generator: torch.Generator | None,
+        context: GateContext,
+    ) -> Choice:
+        """The rule's choices, once everything it needs is there."""
         tokens, experts = logits_TE.shape
         reason = self.problem(gate, conventions, experts) or self.context_problem(context, tokens)
         if reason is not None:
@@ -96,8 +127,7 @@ class Gate:
             initial = self.state(gate, experts)
             context = replace(context, state={name: x.to(logits_TE.device) for name, x in initial.items()})
         logits_TE = logits_TE.to(torch_dtype(conventions.gate_dtype))
-        choice = self.choose(logits_TE, gate, conventions, context, generator)
-        return steps.settle(choice, conventions, capacity_factor, generator, max_count)
+        return self.choose(logits_TE, gate, conventions, context, generator)
 
     def initial_state(self, gate: GateSpec, experts: int) -> dict[str, Tensor]:
         """The tensors of a fresh layer with E = `experts`, by name, on the CPU."""

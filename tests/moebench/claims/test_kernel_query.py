@@ -56,7 +56,7 @@ def test_names_of_papers_are_implementations_of_kernels():
     for op, implementation in implementations().values():
         assert implementation in implementations_of(op)
     layout = implementations_of("layout")
-    assert set(compared_with("hetu")) <= set(layout)
+    assert {name.partition("+")[0] for name in compared_with("hetu")} <= set(layout)
     assert set(KERNELS) >= {op for op, _ in implementations().values()}
     assert answers(H5) == {"hetu", "torch"}
     assert answers(H6) == {"hetu", "deepspeed", "fastmoe", "tutel"}

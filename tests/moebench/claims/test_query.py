@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moebench.claims import query
+from moebench.claims import rivals
 from moebench.claims.query import StepTimes, obtain
-from moebench.claims.reported import Claim
+from moebench.claims.reported import Claim, Reading
 from moebench.claims.scope import CantAnswer, points
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
 from moebench.plan import Filters, plan
 from moebench.results.rows import row_of
-from tests.moebench.suites import of_kind
+from tests.moebench.suites import small_overall
 
 H1 = Claim(
     "h1", "hetu", "overall", "step_speedup", "max-over", "hetumoe", "deepspeed", 8.1, "ratio", "printed",
@@ -23,7 +23,7 @@ SIZES = ["1x8", "2x8", "4x8", "8x8"]
 
 @pytest.fixture(scope="module")
 def hetu():
-    return of_kind("hetu", "layer")
+    return small_overall()
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,8 @@ def test_who_ran_out_is_told(hetu, cases):
 
 def test_best_other_is_the_fastest_baseline_that_fits(hetu, cases, monkeypatch):
     """The minimum over gates and batch sizes of the fastest baseline's ratio; a baseline out of memory steps aside."""
-    monkeypatch.setattr(query, "compared_with", lambda paper: ("deepspeed", "deepspeed_sparse"))
+    two = (Reading("", ("deepspeed", "deepspeed_sparse"), ""),)
+    monkeypatch.setattr(rivals, "readings", lambda paper: two)
     claim = replace(H1, metric="min_step_speedup", relation="at-least", baseline="best-other", scope={"scope": "all"})
 
     def time_of(case):
@@ -123,6 +124,49 @@ def test_best_other_is_the_fastest_baseline_that_fits(hetu, cases, monkeypatch):
 
     failed = obtain(claim, hetu, StepTimes(rows(cases, system_fails)))
     assert failed.conditions[0].missing.tolist() == [SYSTEM_OUT]
+
+
+def best_of(monkeypatch, *readings):
+    monkeypatch.setattr(rivals, "readings", lambda paper: tuple(Reading(*reading, "") for reading in readings))
+    return replace(H1, metric="min_step_speedup", relation="at-least", baseline="best-other", scope={"scope": "all"})
+
+
+def test_a_rival_without_the_gate_steps_aside(hetu, cases, monkeypatch):
+    """The best other is the best of those that have such a layer; where none has it, there is nothing to compare."""
+    claim = best_of(monkeypatch, ("", ("deepspeed", "deepspeed_sparse")))
+    lacks = {"deepspeed": ("gshard", "topk-4"), "deepspeed_sparse": ("topk-4",)}
+    times = {"deepspeed": 2.0, "deepspeed_sparse": 3.0, "hetumoe": 1.0}
+    found = [
+        replace(row, status="unsupported", value=None, draws=()) if row.gate in lacks.get(row.system, ()) else row
+        for row in rows(cases, lambda c: [times[c.system]])
+    ]
+    (condition,) = obtain(claim, hetu, StepTimes(found)).conditions
+    assert (condition.values.tolist(), condition.missing.tolist()) == ([2.0], [""])
+    assert (condition.decider.baseline, condition.decider.point.gate) == ("deepspeed", "switch")
+    assert condition.decider.cases == 2 * 4 * 4
+    own = [replace(row, status="unsupported", value=None) if row.system == "hetumoe" else row for row in found]
+    with pytest.raises(CantAnswer, match="is unsupported"):
+        obtain(claim, hetu, StepTimes(own))
+
+
+def test_readings_of_who_the_rivals_are_stand_beside_each_other(hetu, cases, monkeypatch):
+    """The claim's own reading first; who decides and where is told of each; one whose systems did not run is absent."""
+    own, other = ("of its time", ("deepspeed",)), ("of today", ("deepspeed", "deepspeed_sparse"))
+    claim = best_of(monkeypatch, own, other, ("of tomorrow", ("reference",)))
+
+    def time_of(case):
+        least = case.workload.batch_size == 16 and case.size == "4x8" and case.workload.gate.name == "gshard"
+        times = {"deepspeed": 2.0, "deepspeed_sparse": 0.5} if least else {"deepspeed": 4.0, "deepspeed_sparse": 8.0}
+        return [times.get(case.system, 1.0)]
+
+    found = obtain(claim, hetu, StepTimes(rows(cases, time_of)))
+    assert [c.assumption.labels["rivals"] for c in found.conditions] == ["of its time", "of today"]
+    assert [c.assumption.is_default for c in found.conditions] == [True, False]
+    assert [c.values.tolist() for c in found.conditions] == [[2.0], [0.5]]
+    assert found.planned == 3
+    where = "with gshard at batch size 16 on 4x8-titan-rtx"
+    assert f"of its time: deepspeed decides, {where}; ahead of the best of them at 48 of 48 cases" in found.detail
+    assert f"of today: 0.5x; deepspeed_sparse decides, {where}; ahead of the best of them at 47" in found.detail
 
 
 def test_a_mean_is_the_arithmetic_mean(hetu, cases):
@@ -165,7 +209,7 @@ def test_samples_are_no_step_times(hetu, cases):
         ({"experiment": "gates"}, "experiment gates is not built yet"),
         ({"metric": "mfu"}, "no query for the metric mfu yet"),
         ({"system": "hierarchical"}, "needs hierarchical, not built yet"),
-        ({"baseline": "best-other"}, "needs fastmoe, tutel, not part of this run"),
+        ({"baseline": "best-other"}, "needs .*, not part of this run"),
         ({"baseline": "reference"}, "needs reference, not part of this run"),
         ({"baseline": "best-other", "paper": "nobody"}, "are not recorded"),
         ({"scope": {"batch_size": "128"}}, "has no batch size of the claim's scope"),

@@ -33,7 +33,7 @@ def test_best_other_is_what_the_paper_compared_with():
     for paper in papers():
         if any(claim.baseline == "best-other" for claim in claims_of(paper)):
             assert compared_with(paper)
-    assert compared_with("hetu") == ("deepspeed", "fastmoe", "tutel")
+    assert {name.partition("+")[0] for name in compared_with("hetu")} == {"deepspeed", "fastmoe", "tutel"}
     assert compared_with("nobody") == ()
 
 

@@ -26,7 +26,8 @@ class Silent:
 def run_folder(tmp_path_factory):
     """The Switch gate at batch size 32 under every assumption, few draws; the correctness gate has its own tests."""
     suite = replace(load_suite("hetu"), samples=16)
-    filters = Filters(gates=("switch",), batch_sizes=(32,))
+    systems = ("deepspeed", "deepspeed_sparse", "hetumoe")
+    filters = Filters(gates=("switch",), batch_sizes=(32,), systems=systems)
     job = begin(prepare(suite, filters, "sim"), tmp_path_factory.mktemp("run") / "hetu")
     execute(job, Silent(), 1, lambda cases: [types.SimpleNamespace(status="passed", reason="")] * len(cases))
     return job.folder

@@ -78,14 +78,14 @@ def _die():
 
 def test_a_process_that_dies_fails_its_own_cases(cases, suite, monkeypatch):
     """A worker that the system killed breaks the pool; its case is failed, and the others are run again."""
-    group = engine._grouped(cases, {case.topology: load_topology(case.topology) for case in cases})[0]
-    with engine._pool(1) as pool:
+    batch = engine._grouped(cases, {case.topology: load_topology(case.topology) for case in cases})[:1]
+    with engine.worker_pool(1) as pool:
         dead = pool.submit(_die)
-        (rows, _) = engine._finished(dead, group, suite, None)
+        (rows, _) = engine._finished(dead, batch, suite, None)
     assert rows[0].status == "passed"
     monkeypatch.setattr(engine, "_run_group", _dies)
-    with engine._pool(1) as pool:
-        (rows, _) = engine._finished(pool.submit(_die), group, suite, None)
+    with engine.worker_pool(1) as pool:
+        (rows, _) = engine._finished(pool.submit(_die), batch, suite, None)
     assert rows[0].status == "failed"
     assert "died" in rows[0].reason
 

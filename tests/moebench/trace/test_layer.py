@@ -97,18 +97,18 @@ def test_routing_is_computed_only_for_what_is_read(monkeypatch):
 
 
 def test_rounds_are_counted_on_some_ranks():
-    """Four ranks stand for all, which the programs say; on four each counts its own."""
+    """Two ranks stand for all, which the programs say; on two each counts its own."""
     workload = replace(WORKLOAD, gate=GateSpec("base"), sequence=40, routing=RoutingSpec())
     answers = RoutingAnswers(workload, 8, COMMON)
     rounds = [answers.answer(rank, "rounds") for rank in range(8)]
     own = [
-        GATES["base"].route(logits_for(workload, rank), workload.gate, COMMON, 1.0).rounds for rank in range(4)
+        GATES["base"].route(logits_for(workload, rank), workload.gate, COMMON, 1.0).rounds for rank in range(2)
     ]
-    assert rounds == [(count,) for count in own] * 2
-    for ranks in (4, 8):
+    assert rounds == [(count,) for count in own] * 4
+    for ranks in (2, 8):
         programs = trace_layer(get("reference"), workload, ranks, COMMON)
         assert len(programs) == len(set(own))
-        notes = () if ranks == 4 else ("the rounds of gate base are those of 4 of the ranks",)
+        notes = () if ranks == 2 else ("the rounds of gate base are those of 2 of the ranks",)
         assert {program.notes for program in programs} == {notes}
 
 
@@ -164,6 +164,16 @@ def test_many_distinct_ranks_are_grouped_by_received_rows(monkeypatch):
     answers = RoutingAnswers(WORKLOAD, 8, DROPLESS)
     groups = [sorted(answers.received_rows(rank) for rank in program.stands_for) for program in programs]
     assert all(lower[-1] <= upper[0] for lower, upper in pairwise(groups))
+
+
+def test_few_programs_stand_for_ranks_that_receive_nearly_equally_many_rows(monkeypatch):
+    """Nearly equal ranks share programs; where their rows differ by more, each is traced."""
+    monkeypatch.setattr(layer_module, "ENOUGH_PROGRAMS", 3)
+    assert len(trace_layer(RAGGED, WORKLOAD, 8, DROPLESS)) == 8
+    monkeypatch.setattr(layer_module, "NEARLY_EQUAL", 100.0)
+    programs = trace_layer(RAGGED, WORKLOAD, 8, DROPLESS)
+    assert len(programs) == 3
+    assert all("8 distinct routings are grouped" in program.notes[0] for program in programs)
 
 
 @pytest.mark.parametrize(
