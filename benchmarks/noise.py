@@ -39,6 +39,9 @@ class Noise:
     mode_share: float = 0.5
     first: float = 0.0
 
+    def __str__(self) -> str:
+        return self.name.partition(":")[0]
+
 
 QUIET = Noise("quiet: samples 0.5 %, processes 0.2 %", sample=0.005, process=0.002)
 ORDINARY = Noise("ordinary: samples 2 %, processes 0.5 %")

@@ -140,7 +140,7 @@ def trend_cell(noise: str, length: int, step: float, trials: int) -> TrendCell:
 
 
 def measure() -> None:
-    """Draw everything and write both files; says each cell."""
+    """Draw everything and write both files; prints the last cell of each noise and design."""
     cells: list[Cell] = []
     for noise in (*WITHIN_RUNS, *BEYOND_TWO_RUNS):
         for design in DESIGNS:
@@ -209,7 +209,7 @@ def _trend(found: Sequence[TrendCell]) -> str:
 
 
 def _percent(share: float) -> str:
-    text = f"{100 * share:.2f}" if share < 0.1 else f"{100 * share:.0f}"
+    text = f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2f}" if share >= 1e-4 else f"{100 * share:.4f}"
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
 
 
