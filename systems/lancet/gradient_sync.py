@@ -2,6 +2,8 @@
 there, all waits at the end. That is RAF's graph; Lancet's passes move and fuse the launches.
 """
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -35,7 +37,7 @@ def _launch(graph: fx.Graph, gradient: fx.Node, group: Group) -> fx.Node:
     after = gradient
     if not value_of(gradient).is_contiguous():
         with graph.inserting_after(after):
-            kwargs = {"memory_format": torch.contiguous_format}
+            kwargs: dict[str, Any] = {"memory_format": torch.contiguous_format}
             after = _like(graph.call_function(torch.ops.aten.clone.default, (gradient,), kwargs), gradient)
             after.meta["val"] = value_of(gradient).contiguous()
     with graph.inserting_after(after):

@@ -2,6 +2,8 @@
 
 import torch
 
+from moebench.systems.lancet.nodes import collective_of
+from moebench.systems.lancet.schedule import Times
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.models.gpt2_moe import GPT2MoE
 from moebench.workloads.models.shape import GPT2MoEShape
@@ -34,3 +36,15 @@ def inputs_of(model, data, share=1.0):
     """What the graph of a step takes: parameters, data, the gradient of the loss."""
     parameter = next(model.parameters())
     return [*(p.detach() for p in model.parameters()), *data, torch.full((), share, device=parameter.device)]
+
+
+def made_up_times():
+    """Seconds by bytes: collectives slow enough for several products to fit under one."""
+
+    def node_s(node):
+        values = node.meta["val"]
+        values = values if isinstance(values, (tuple, list)) else (values,)
+        nbytes = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+        return 1e-5 + nbytes * (1e-7 if collective_of(node) else 2e-8)
+
+    return Times(node_s, lambda nbytes: 1e-5 + nbytes * 1e-7, lambda nbytes: nbytes * 1e-9)
