@@ -40,20 +40,24 @@ class Routes:
 def routes_of(logits_TE: Tensor, shape: GPT2MoEShape) -> Routes:
     """The gate `switch`, `topk` or `bpr` of a shape on the logits of a rank's whole batch."""
     _, weights_TK, experts_TK = topk_gate(logits_TE, shape.gate.top_k)
-    order_T = None
-    if shape.gate.name == "bpr":
-        order_T = bpr.importance_order(weights_TK.detach(), shape.gate, shape.experts)
-    positions_TK = queue_positions(experts_TK, shape, order_T)
-    return Routes(experts_TK, slot_rows(experts_TK, positions_TK, shape.capacity), weights_TK)
+    admitted_TK = admitted(experts_TK, weights_TK, shape)
+    positions_TK, _ = assign_slots(admitted_TK, shape.experts, shape.conventions.choice_order)
+    return Routes(experts_TK, slot_rows(admitted_TK, positions_TK, shape.capacity), weights_TK)
 
 
-def queue_positions(experts_TK: Tensor, shape: GPT2MoEShape, order_T: Tensor | None) -> Tensor:
-    """Place of every route in its expert's queue, before drops; tokens queue in their own order or in `order_T`."""
-    queue_TK = experts_TK if order_T is None else experts_TK.index_select(0, order_T)
-    positions_TK, _ = assign_slots(queue_TK, shape.experts, shape.conventions.choice_order)
-    if order_T is None:
-        return positions_TK
-    return torch.empty_like(positions_TK).index_copy_(0, order_T, positions_TK)
+def admitted(experts_TK: Tensor, weights_TK: Tensor, shape: GPT2MoEShape) -> Tensor:
+    """The choices among which slots are given in order of arrival.
+
+    Under `bpr` the important tokens of the whole batch have been let in already: -1 where there is no room. Other gates
+    let everybody queue.
+    """
+    if shape.gate.name != "bpr":
+        return experts_TK
+    order_T = bpr.importance_order(weights_TK.detach(), shape.gate, shape.experts)
+    queue_TK = experts_TK.index_select(0, order_T)
+    places_TK, _ = assign_slots(queue_TK, shape.experts, shape.conventions.choice_order, shape.capacity)
+    places_TK = torch.empty_like(places_TK).index_copy_(0, order_T, places_TK)
+    return experts_TK.masked_fill(places_TK < 0, -1)
 
 
 class MoE(nn.Module):
