@@ -96,7 +96,7 @@ def decider(
 
 def detail(deciders: Sequence[tuple[str, Decider | None]]) -> str:
     """Who decides in each reading, as part of a sentence; the first reading is the claim's own."""
-    parts = []
+    parts: list[str] = []
     for rivals, found in deciders:
         if found is None:
             continue
