@@ -5,12 +5,14 @@ the samples of the last runs accepted on one machine. A run is compared with the
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moebench.compare.escape import plain
 from moebench.compare.machine import slug_of
 from moebench.compare.read import read_json
 from moebench.compare.side import CaseInfo, Exact, Key, Machine, Samples, Side
@@ -28,8 +30,8 @@ def folder_of(base: Path, name: str) -> Path:
     Raises:
         InputError: the name is no plain file name.
     """
-    if not name or name.startswith(".") or any(c in name for c in "/\\\0") or not name.isprintable():
-        raise InputError(f"baseline {name!r}: a name is one word, such as main or release-2")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
+        raise InputError(f"baseline {plain(name)!r}: a name is one word, such as main or release-2")
     return base / name
 
 

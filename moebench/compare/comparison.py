@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from moebench.compare.metrics import MODELLED, PARTS_OF_A_WHOLE
+from moebench.compare.metrics import COUNTS, MODELLED
 from moebench.compare.rules import Rules, Threshold, thresholds_text
 from moebench.compare.side import CaseInfo, Key, Side
 from moebench.workloads.errors import InputError
@@ -187,7 +187,7 @@ def rebased(base: CaseInfo, head: CaseInfo, metric: str | None) -> str:
         return "the case itself changed"
     if base.torch != head.torch:
         return f"torch {base.torch or 'unknown'} became {head.torch or 'unknown'}"
-    is_modelled = metric is None or metric in ("step_time", "kernel_time", *MODELLED, *PARTS_OF_A_WHOLE)
+    is_modelled = metric not in COUNTS or metric in MODELLED
     if is_modelled and base.machine != head.machine:
         return "the described machine changed"
     if is_modelled and base.cost_model != head.cost_model:

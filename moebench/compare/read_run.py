@@ -8,11 +8,12 @@ from moebench.compare.escape import plain
 from moebench.compare.machine import machine_of, versions_of
 from moebench.compare.metrics import DERIVED, is_exact
 from moebench.compare.side import MEASURED_ENGINES, PARTS, CaseInfo, Exact, Key, Side, samples_of
+from moebench.local.throttle import THROTTLED
 from moebench.results import lines
 from moebench.results.rows import CPU_BOUND
 from moebench.results.store import RunFolder
 
-NOMINAL_CLOCK = "sm_clock_mhz"
+CLOCK, MOST_CLOCK_MHZ = "sm_clock_mhz", 1e6
 
 
 def read_run(path: Path) -> Side:
@@ -104,9 +105,12 @@ class _Reader:
     def _sample(self, key: Key, item: Mapping[str, Any], detail: Mapping[str, Any]) -> None:
         process = detail.get("process", 0)
         self.units[key] = item.get("unit", "")
+        if detail.get("mark") == THROTTLED:
+            self.timed.setdefault(key, {})
+            return
         self.timed.setdefault(key, {}).setdefault(process if isinstance(process, int) else 0, []).append(item["value"])
-        clock = detail.get(NOMINAL_CLOCK)
-        if isinstance(clock, int | float) and clock > 0:
+        clock = detail.get(CLOCK)
+        if isinstance(clock, int | float) and 0 < clock < MOST_CLOCK_MHZ:
             self.clocks.setdefault(key, []).append(float(clock))
 
     def finish(self) -> None:
@@ -116,7 +120,7 @@ class _Reader:
                 self.units[key],
                 [by_process[number] for number in sorted(by_process)],
                 self.clocks.get(key, ()),
-                self.problems.get(key, ""),
+                self.problems.get(key, "" if by_process else "the GPU throttled in every sample"),
             )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from moebench import kinds
 from moebench.case import Case
 from moebench.local.stats import outliers, summarise
+from moebench.local.throttle import judged
 from moebench.results.rows import Row, row_of
 from moebench.sim.rows import rows_without_number
 from moebench.workloads.machine import Topology
@@ -26,7 +27,7 @@ def rows_of_case(case: Case, topology: Topology, measured: "Measured") -> list[R
         for index, (sample, is_outlier) in enumerate(zip(samples, marks)):
             detail = {key: value for key, value in sample.items() if key != "time_s"}
             if is_outlier:
-                detail["mark"] = "outlier"
+                detail.setdefault("mark", "outlier")
             rows.append(row_of(case, hardware, metric, "s", sample["time_s"], sample=index, detail=detail))
         rows.append(_summary(case, hardware, regime, samples, measured.warm_up))
     rows += _detail_rows(case, hardware, measured.detail)
@@ -37,11 +38,14 @@ def _summary(
     case: Case, hardware: str, regime: str, samples: list[dict[str, Any]], warm_up: Mapping[str, Any]
 ) -> Row:
     groups: dict[int, list[float]] = {}
-    for sample in samples:
+    good = judged(samples)
+    for sample in good:
         groups.setdefault(sample["process"], []).append(sample["time_s"])
     s = summarise(list(groups.values()))
     detail = {"regime": regime, "q1": s.q1, "q3": s.q3, "minimum": s.minimum, "maximum": s.maximum}
     detail |= {"count": s.count, "processes": s.processes, **warm_up}
+    if len(good) < len(samples):
+        detail["throttled"] = len(samples) - len(good)  # rows of their own, and no part of this summary
     return row_of(case, hardware, case.workload.metric, "s", s.median, low=s.low, high=s.high, detail=detail)
 
 

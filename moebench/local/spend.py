@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moebench.case import Case
 from moebench.local.stats import summarise
+from moebench.local.throttle import judged
 from moebench.spending import Spending
 
 if TYPE_CHECKING:
@@ -55,9 +56,8 @@ def width_of(point: Point, measured: Mapping[str, "Measured"]) -> float:
             continue
         for regime in {sample["regime"] for sample in own.samples}:
             groups: dict[int, list[float]] = {}
-            for sample in own.samples:
-                if sample["regime"] == regime:
-                    groups.setdefault(sample["process"], []).append(sample["time_s"])
+            for sample in judged([sample for sample in own.samples if sample["regime"] == regime]):
+                groups.setdefault(sample["process"], []).append(sample["time_s"])
             s = summarise(list(groups.values()))
             widest = max(widest, (s.high - s.low) / s.median)
     return widest

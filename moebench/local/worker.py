@@ -15,6 +15,7 @@ from moebench.case import Case
 from moebench.local.child import Parent, pin_threads
 from moebench.local.clock import HOT, Clock, clock_for, quiet_interpreter
 from moebench.local.stats import balanced_order
+from moebench.local.throttle import THROTTLED, is_throttled
 from moebench.local.warm_up import warm_up
 from moebench.sim.cost import NO_DEVICE_WORK
 
@@ -83,16 +84,26 @@ def _time_blocks(
     cases: Sequence[Case], steps: Sequence["Step"], clock: Clock, request: Request, send: Callable[..., None]
 ) -> None:
     random = np.random.default_rng((request.process, len(cases)))
+    retakes = [request.blocks] * len(cases)  # of throttled samples: a GPU that stays hot must not hold up the run
     for block in range(request.blocks):
         for place, chosen in enumerate(balanced_order(len(cases), random)):
-            step = steps[chosen].run
-            with quiet_interpreter():
-                step()  # untimed: the caches now hold what this system's previous step leaves, as in a training loop
-                ahead = cases[chosen].workload.issued_ahead
-                samples = {regime: clock.time_s(step, regime, ahead) for regime in clock.regimes}
-            for regime, (seconds, extra) in samples.items():
-                send(case=cases[chosen].hash, time_s=seconds, regime=regime, block=block, place=place, **extra)
+            where = {"case": cases[chosen].hash, "block": block, "place": place}
+            while _take(steps[chosen].run, cases[chosen].workload.issued_ahead, clock, send, where) and retakes[chosen]:
+                retakes[chosen] -= 1
         send(block_done=block)
+
+
+def _take(
+    step: Callable[[], object], ahead: bool, clock: Clock, send: Callable[..., None], where: dict[str, Any]
+) -> bool:
+    """Time a step once in each regime; whether any of it was throttled."""
+    with quiet_interpreter():
+        step()  # untimed: the caches now hold what this system's previous step leaves, as in a training loop
+        samples = {regime: clock.time_s(step, regime, ahead) for regime in clock.regimes}
+    for regime, (seconds, extra) in samples.items():
+        mark = {"mark": THROTTLED} if is_throttled(extra) else {}
+        send(time_s=seconds, regime=regime, **where, **extra, **mark)
+    return any(is_throttled(extra) for _, extra in samples.values())
 
 
 def failure_of(error: Exception) -> tuple[str, str]:

@@ -133,7 +133,7 @@ def test_what_must_not_become_a_baseline(rules, tmp_path):
         accept(read_side(write_run(tmp_path / "e", [exact_rows(case())], suite="other")), rules, "main")
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a\nb", "a\0"])
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "a\n", "a\0", "\u202ea", "x" * 101])
 def test_a_name_is_no_path(rules, tmp_path, name):
     """Nothing outside of the baselines' folder is read or written."""
     run = read_side(write_run(tmp_path / "a", [exact_rows(case())]))

@@ -125,6 +125,14 @@ def test_results_edited_by_hand_are_refused_with_their_line(tmp_path, edit, word
         read_side(path)
 
 
+def test_a_clock_that_no_gpu_has_is_none(tmp_path):
+    """Beyond any clock, or no number: as if it had not been recorded."""
+    for number, clock in enumerate((1e308, -1, "fast", None)):
+        rows = sample_rows(case(engine="local"), noisy(1, 2), sm_clock_mhz=clock)
+        (samples,) = read_side(write_run(tmp_path / str(number), [rows])).samples.values()
+        assert samples.clock_mhz is None
+
+
 def test_odd_details_are_no_danger(tmp_path):
     """A process that is a text, a part that is a list, a metric with a bar: read, and shown as text."""
     of = case(engine="local")
