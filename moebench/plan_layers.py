@@ -87,7 +87,8 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
         problem = workload.problem(topology.ranks)
         if problem:
             raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
-        for conventions, system in product(_conventions(experiment, gate, assumption, filters), systems):
+        own = systems if assumption.is_default or place.asked else _swept(experiment, systems, filters)
+        for conventions, system in product(_conventions(experiment, gate, assumption, filters), own):
             yield Case(
                 suite=context.suite.name,
                 experiment=experiment.name,
@@ -186,6 +187,13 @@ def chosen_systems(own: Iterable[str], filters: Filters) -> list[str]:
 def _gates(experiment: LayerExperiment, filters: Filters) -> Sequence[str]:
     """What the user asked for; else all, and in a hurry those that are swept, which the suite cares most about."""
     return filters.gates or (experiment.sweep_gates if filters.quick else ())
+
+
+def _swept(experiment: LayerExperiment, systems: Sequence[str], filters: Filters) -> Sequence[str]:
+    """The systems that run under other assumptions than the first; those that the user named all do."""
+    if filters.systems or not experiment.sweep_systems:
+        return systems
+    return [name for name in systems if name in experiment.sweep_systems]
 
 
 def _conventions(

@@ -289,6 +289,7 @@ def _layer_experiment(model: LayerExperimentFile, file: TomlFile, index: int) ->
         layer=_layer(model.layer, file, index),
         conventions=tuple(model.conventions),
         sweep_gates=swept,
+        sweep_systems=tuple(model.sweep_systems),
         shipped_gates=shipped,
         figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
         not_published=tuple(model.not_published),

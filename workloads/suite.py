@@ -80,6 +80,7 @@ class LayerExperiment(Experiment):
 
     Attributes:
         sweep_gates: gates for which the non-default assumptions are run too.
+        sweep_systems: systems that run there; empty for all.
         shipped_gates: gates for which conventions other than `common` are run; empty for all.
     """
 
@@ -89,6 +90,7 @@ class LayerExperiment(Experiment):
     layer: LayerShape
     conventions: tuple[str, ...] = ("common",)
     sweep_gates: tuple[str, ...] = ()
+    sweep_systems: tuple[str, ...] = ()
     shipped_gates: tuple[str, ...] = ()
     kind: str = "layer"
 

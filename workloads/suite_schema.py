@@ -133,6 +133,7 @@ class LayerExperimentFile(Strict):
         default_factory=lambda: ["common"]
     )
     sweep_gates: list[GateLabel] = Field(default_factory=list)
+    sweep_systems: list[SystemName] = Field(default_factory=list)
     shipped_gates: list[GateLabel] = Field(default_factory=list)
     figure: FigureFile | None = None
     not_published: list[Text] = Field(default_factory=list)
@@ -149,6 +150,10 @@ class LayerExperimentFile(Strict):
 
     @model_validator(mode="after")
     def _sweeps_its_own_gates(self) -> Self:
+        for system in self.sweep_systems:
+            if system not in self.systems:
+                text = str(one_of("sweep system", system, self.systems))
+                raise PydanticCustomError("system", "{text}", {"text": text})
         for what, gates in (("sweep gate", self.sweep_gates), ("shipped gate", self.shipped_gates)):
             for gate in gates:
                 if gate not in self.gates:

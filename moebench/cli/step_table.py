@@ -76,8 +76,9 @@ def step_times(cases: Sequence[Case], rows: Sequence[Row]) -> tuple[list[str], l
         regime = row.detail.get("regime", "") if len(regimes) > 1 else ""
         found.setdefault((points.get(row.case, row.case), row.engine, regime), {})[row.system] = row
     columns = ["point", *(["engine"] if len(engines) > 1 else []), *systems]
+    place = {point: i for i, point in enumerate(dict.fromkeys(points.values()))}  # rows come as they were done
     lines = []
-    for (point, engine, regime), by_system in found.items():
+    for (point, engine, regime), by_system in sorted(found.items(), key=lambda item: place.get(item[0][0], len(place))):
         name = f"{point} ({regime})" if regime else point
         times = [r.value for r in by_system.values() if r.value is not None and r.counts]
         fastest = min(times) if len(times) > 1 else None

@@ -10,12 +10,14 @@ from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
 from moebench.report.figures import breakdown_figure, speedup_figure, timeline_figure
 from moebench.report.parts import Figure, Table, figure, interval, number, size, times
+from moebench.report.rivals_view import best_other_figures, step_time_tables
 from moebench.report.steps import Step, steps_of
 from moebench.results.rows import CPU_BOUND
 from moebench.results.store import RunFolder
 from moebench.workloads.suite import LayerExperiment, LayerShape
 
 MILLI = 1e3
+BREAKDOWN = "breakdown"
 KEYS = ["gate", "batch_size", "size", "topology", "experts", "engine"]
 MOST_TABLE_ROWS = 1500
 ADDS_UP, EXPLAINS = 0.02, 0.5  # shares of a step, and of a difference between steps, that regions may be off by
@@ -33,9 +35,10 @@ def experiment_view(
     Args:
         frame: rows of the run, all metrics but region detail included.
     """
-    own = frame[frame["experiment"] == experiment.name]
+    own = in_suite_order(experiment, frame[frame["experiment"] == experiment.name])
     step_times = own[(own["metric"] == "step_time") & own["sample"].isna()]
-    point, steps = _steps_that_matter(folder, experiment, step_times, scores)
+    by_size = experiment.figure.get("kind") == BREAKDOWN
+    point, steps = ("", {}) if by_size else _steps_that_matter(folder, experiment, step_times, scores)
     return {
         "name": experiment.name,
         "title": experiment.title,
@@ -44,22 +47,40 @@ def experiment_view(
         "answer": _answer(point, steps),
         "figures": [
             *_speedup_figures(experiment, step_times, scores),
+            *best_other_figures(experiment, step_times, scores),
+            *(breakdowns(folder, experiment, step_times) if by_size else []),
             *_where_the_time_goes(experiment, point, steps, scores),
         ],
-        "tables": [],
+        "tables": [] if by_size else step_time_tables(experiment, step_times),
         "not_published": experiment.not_published,
         "caveats": experiment.caveats,
         "cases": _case_table(own, step_times),
     }
 
 
+def in_suite_order(experiment: LayerExperiment, own: pd.DataFrame) -> pd.DataFrame:
+    """An experiment's rows in the order of its lists, default assumptions first, whatever ran first."""
+    lists = {
+        "gate": [gate.label for gate in experiment.gates],
+        "size": list(experiment.sizes),
+        "system": list(experiment.systems),
+    }
+    ranks = {
+        name: own[name].map(lambda value, known=known: known.index(value) if value in known else len(known)).astype(int)
+        for name, known in lists.items()
+    }
+    keys = [~own["is_default"].astype(bool), own["conventions"] != "common", ranks["gate"], own["batch_size"]]
+    keys += [ranks["size"], ranks["system"]]
+    return own.iloc[np.lexsort([np.asarray(key) for key in reversed(keys)])]
+
+
 def _speedup_figures(experiment: LayerExperiment, step_times: pd.DataFrame, scores: Sequence[Score]) -> list[Figure]:
-    """One figure a system that is compared with the figure's baseline, claimed ones first."""
+    """One figure a system that a claim compares with the figure's baseline; without such claims one a system."""
     baseline = experiment.figure.get("baseline", "")
     if experiment.figure.get("kind") != "speedup" or baseline not in set(step_times["system"]):
         return []
     claimed = [s.claim.system for s in scores if s.claim.baseline == baseline and s.claim.experiment == experiment.name]
-    others = [name for name in dict.fromkeys([*claimed, *experiment.systems]) if name != baseline]
+    others = [name for name in dict.fromkeys(claimed or experiment.systems) if name != baseline]
     found = []
     for name in others:
         points = _points(step_times, name, baseline)
@@ -85,6 +106,8 @@ def _points(step_times: pd.DataFrame, system: str, baseline: str, conventions: s
     rows = []
     for key in ours.index.intersection(theirs.index, sort=False):
         a, b = ours.loc[key], theirs.loc[key]
+        if "unsupported" in (a["status"], b["status"]):  # one has no such layer: nothing to compare
+            continue
         entry = dict(zip(keys, key))
         entry |= {"ours_ms": a["value"] * MILLI, "theirs_ms": b["value"] * MILLI}
         entry["note"] = _why_no_ratio({baseline: b, system: a})
@@ -263,7 +286,20 @@ def _marked(detail: Mapping[str, Any]) -> bool:
     return detail.get("mark") == CPU_BOUND
 
 
-def _breakdown(experiment: LayerExperiment, point: str, steps: Mapping[str, Step]) -> Figure:
+def breakdowns(folder: RunFolder, experiment: LayerExperiment, step_times: pd.DataFrame) -> list[Figure]:
+    """A figure for each gate, batch size and topology of the experiment: every system's step by region."""
+    here = _judged(step_times)
+    here = here[here["is_default"] & (here["conventions"] == "common")]
+    points = dict.fromkeys(case.removesuffix(f"/{system}") for case, system in zip(here["case"], here["system"]))
+    found = []
+    for place, point in enumerate(points):
+        steps = steps_of(folder, [f"{point}/{name}" for name in experiment.systems])
+        if steps:
+            found.append(_breakdown(experiment, point, steps, f"-{place}"))
+    return found
+
+
+def _breakdown(experiment: LayerExperiment, point: str, steps: Mapping[str, Step], key: str = "") -> Figure:
     parts = _region_frame(steps)
     wide = _region_table(steps)
     table_rows = [[region, *(number(wide.loc[region, s]) for s in steps)] for region in wide.index]
@@ -272,7 +308,8 @@ def _breakdown(experiment: LayerExperiment, point: str, steps: Mapping[str, Step
     table_rows.append(["step", *(number(step.step_s * MILLI) for step in steps.values())])
     columns = ["region", *(f"{s}, ms" for s in steps)]
     return figure(
-        f"breakdown-{experiment.name}", "Where the time goes", _breakdown_finding(wide, steps),
+        f"breakdown-{experiment.name}{key}", "Where the time goes" + (f": {point.partition('/')[2]}" if key else ""),
+        _breakdown_finding(wide, steps),
         f"Case {point}. Regions hold their operators and the communication that nothing hides; “host” is the device "
         f"waiting for the next launch.{PROFILED if _took_longer(steps) else ''}",
         lambda narrow: breakdown_figure(parts, narrow),

@@ -30,6 +30,9 @@ REGION_COLOURS = {
 }
 
 
+MOST_COLUMNS = 4  # panels side by side
+
+
 def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str, narrow: bool = False) -> str:
     """Speedup against batch size, one panel a gate, one line a topology size.
 
@@ -42,11 +45,11 @@ def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str, n
     gates = list(dict.fromkeys(points["gate"]))
     sizes = list(dict.fromkeys(points["size"]))
     batches = sorted(points["batch_size"].unique())
-    shape, extent = ((len(gates), 1), (NARROW, 2.3 * len(gates) + 0.6)) if narrow else (
-        (1, len(gates)), (2.9 * len(gates) + 0.8, 3.6)
-    )  # fmt: skip
+    columns = 1 if narrow else min(len(gates), MOST_COLUMNS)
+    lines = -(-len(gates) // columns)
+    extent = (NARROW, 2.3 * lines + 0.6) if narrow else (2.9 * columns + 0.8, 3.0 * lines + 0.6)
     with figure_style():
-        figure, axes = plt.subplots(*shape, figsize=extent, sharey=True, squeeze=False, layout="constrained")
+        figure, axes = plt.subplots(lines, columns, figsize=extent, sharey=True, squeeze=False, layout="constrained")
         for axis, gate in zip(axes.flat, gates):
             _speedup_panel(axis, points[points["gate"] == gate], sizes, batches)
             for _, row in reported[reported["gate"] == gate].iterrows():
@@ -60,6 +63,8 @@ def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str, n
             axis.set_xlabel("sequences a GPU")
             axis.set_ylim(bottom=0)
             axis.margins(y=0.18)
+        for axis in axes.flat[len(gates) :]:
+            axis.set_visible(False)
         for axis in axes[:, 0]:
             axis.set_ylabel(y_label)
         handles, labels = axes[0][0].get_legend_handles_labels()

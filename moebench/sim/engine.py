@@ -139,7 +139,9 @@ def _batches(groups: Sequence[_Group]) -> list[list[_Group]]:
     found: dict[object, list[_Group]] = {}
     for group in groups:
         workload = group.cases[0].workload
-        found.setdefault((workload.kind, workload.labels[0], workload.columns.get("experts")), []).append(group)
+        experts = workload.columns.get("experts")
+        key = (workload.labels[0], experts) if experts is not None else group.key  # others are not routed
+        found.setdefault(key, []).append(group)
     return sorted(found.values(), key=lambda batch: -max(_size(group) for group in batch))
 
 

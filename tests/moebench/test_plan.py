@@ -39,6 +39,19 @@ def test_only_sweep_gates_run_under_other_assumptions(hetu, cases):
     assert {c.workload.input_gradient for c in swept} == {True, False}
 
 
+def test_sweeps_and_as_shipped_can_be_narrowed(hetu):
+    """To some systems under other assumptions, to some gates as shipped; in a hurry to the swept gates."""
+    (experiment,) = hetu.experiments
+    narrow = replace(experiment, sweep_systems=("hetumoe",), shipped_gates=("gshard",))
+    found = plan(replace(hetu, experiments=(narrow,)), Filters())
+    assert {c.system for c in found if not c.is_default} == {"hetumoe"}
+    assert {c.system for c in found if c.is_default} == set(experiment.systems)
+    assert {c.workload.gate.label for c in found if c.conventions == "as-shipped"} == {"gshard"}
+    asked = plan(replace(hetu, experiments=(narrow,)), Filters(systems=("deepspeed",), gates=("switch",)))
+    assert {c.system for c in asked if not c.is_default} == {"deepspeed"}
+    assert {c.workload.gate.label for c in plan(hetu, Filters(quick=True))} == set(experiment.sweep_gates)
+
+
 def test_as_shipped_conventions_run_under_the_default_assumptions_only(cases):
     """As shipped stands beside the default, never in the sweep."""
     assert {c.is_default for c in cases if c.conventions == "as-shipped"} == {True}

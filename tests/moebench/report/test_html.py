@@ -51,10 +51,14 @@ def test_report_says_what_the_scoreboard_says(run_folder, report):
 def test_breakdown_adds_up_to_the_step(run_folder):
     """The regions of each bar, the host's waiting included, are the step time of the case's row."""
     figures = {f.title: f for e in page(run_folder)["experiments"] for f in e["figures"]}
-    table = figures["Where the time goes"].table
-    for column in range(1, len(table.columns)):
-        *parts, total = [float(row[column].replace(",", "").replace("–", "0")) for row in table.rows]
-        assert sum(parts) == pytest.approx(total, rel=0.01)
+    named = [title for title in figures if title.startswith("Where the time goes")]
+    places = [f"{nodes}x8-titan-rtx/e{max(16, 8 * nodes)}" for nodes in (1, 4, 8)]
+    assert [title.partition("b32/")[2] for title in named] == ["", *places]
+    for table in (figures[title].table for title in named):
+        assert len(table.columns) == 1 + 3
+        for column in range(1, len(table.columns)):
+            *parts, total = [float(row[column].replace(",", "").replace("–", "0")) for row in table.rows]
+            assert sum(parts) == pytest.approx(total, rel=0.01)
 
 
 def test_hostile_names_are_escaped(run_folder):

@@ -1,0 +1,148 @@
+"""A claim against the best other system: its figure in each reading of who the rivals are, and everybody's step times.
+
+Rows of frames are step times of one experiment; a point is a gate, a batch size and a topology.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from moebench.claims.reported import BEST_OTHER
+from moebench.claims.rivals import Sides, sides_of
+from moebench.claims.scoreboard import Score
+from moebench.report.figures import speedup_figure
+from moebench.report.parts import Figure, Table, figure, interval, number, times
+from moebench.workloads.suite import LayerExperiment
+
+MILLI = 1e3
+NO_MARKS = pd.DataFrame(columns=["gate", "batch_size", "value", "label"])
+_POINT = ["gate", "batch_size", "size", "topology"]
+
+
+def best_other_figures(experiment: LayerExperiment, step_times: pd.DataFrame, scores: Sequence[Score]) -> list[Figure]:
+    """A figure for each reading of the experiment's first claim against the best other that has a value."""
+    claims = [s.claim for s in scores if s.claim.experiment == experiment.name and s.claim.baseline == BEST_OTHER]
+    ran = set(step_times["system"])
+    if not claims:
+        return []
+    found = []
+    for place, sides in enumerate(sides_of(claims[0])):
+        if set(sides.systems) <= ran:
+            points = _points(step_times, sides)
+            if not points.empty and points["value"].notna().any():
+                found.append(_figure(experiment, points, sides, place))
+    return found
+
+
+def _points(step_times: pd.DataFrame, sides: Sides) -> pd.DataFrame:
+    """The default assumption's points with the fastest rival of each: speedup over it, interval, and who it is."""
+    kept = step_times[step_times["is_default"] & (step_times["conventions"] == "common")]
+    system, *rivals = sides.systems
+    rows = []
+    for key, part in kept.groupby(_POINT, sort=False, observed=True):
+        by_system = part.set_index("system")
+        if system not in by_system.index:
+            continue
+        own = by_system.loc[system]
+        theirs = by_system[by_system.index.isin(rivals)]
+        able = theirs[theirs["status"] == "passed"]
+        if own["status"] == "unsupported" or (theirs["status"] == "unsupported").all():
+            continue
+        entry = dict(zip(_POINT, key)) | {"rival": "", "value": np.nan, "low": np.nan, "high": np.nan}
+        who = [system] * (own["status"] != "passed") + ["the others"] * able.empty
+        entry["note"] = f"{' and '.join(who)} out of memory" if who else ""
+        if not who:
+            entry |= _against(own, able)
+        rows.append(entry)
+    return pd.DataFrame(rows)
+
+
+def _against(own: pd.Series, rivals: pd.DataFrame) -> dict:
+    """The speedup over the fastest rival; draw by draw, where both have draws, over the fastest of that draw."""
+    best = rivals["value"].astype(float).idxmin()
+    found = {
+        "rival": str(best),
+        "ours_ms": own["value"] * MILLI,
+        "theirs_ms": rivals.loc[best, "value"] * MILLI,
+        "value": rivals.loc[best, "value"] / own["value"],
+    }
+    draws = [np.asarray(d, dtype=float) for d in rivals["draws"]]
+    ours = np.asarray(own["draws"], dtype=float)
+    if len(ours) > 2 and all(len(d) == len(ours) for d in draws):
+        with np.errstate(invalid="ignore"):
+            ratio = np.fmin.reduce(draws)[1:] / ours[1:]
+        if (~np.isnan(ratio)).any():
+            found["low"], found["high"] = np.nanpercentile(ratio, (5, 95))
+    return found
+
+
+def _figure(experiment: LayerExperiment, points: pd.DataFrame, sides: Sides, place: int) -> Figure:
+    system = sides.systems[0]
+    known = points.dropna(subset="value")
+    least, most = known.loc[known["value"].idxmin()], known.loc[known["value"].idxmax()]
+    finding = (
+        f"{system} is {times(least['value'])} to {times(most['value'])} as fast as the best other: least with "
+        f"{least['gate']} at batch size {least['batch_size']} on {least['size']}, where {least['rival']} is the best, "
+        f"most with {most['gate']} at {most['batch_size']} on {most['size']}. It is ahead at "
+        f"{int((known['value'] > 1).sum())} of {len(known)} points."
+    )
+    columns = ["gate", "batch", "topology", "best other", "best other, ms", f"{system}, ms", "speedup", "interval"]
+    rows = [
+        [p["gate"], str(p["batch_size"]), p["topology"], p["rival"] or "–", number(p.get("theirs_ms")),
+         number(p.get("ours_ms")), times(p["value"]), interval(p["low"], p["high"], "x") or p["note"]]
+        for _, p in points.iterrows()
+    ]  # fmt: skip
+    named = f": {sides.rivals}" if sides.rivals else ""
+    return figure(
+        f"best-other-{experiment.name}-{place}",
+        f"{system} against the best other system{named}",
+        finding,
+        f"Others: {', '.join(sides.systems[1:])}. Default assumptions, common conventions; bars: 5–95 % of the "
+        "draws. Dotted: no difference; below it another system is faster.",
+        lambda narrow: speedup_figure(points, NO_MARKS, "speedup over the best other", narrow),
+        Table(columns, rows, "The best other system, point by point", frozenset(columns[4:7])),
+    )
+
+
+def step_time_tables(experiment: LayerExperiment, step_times: pd.DataFrame) -> list[Table]:
+    """One table a size at the batch size in the middle of the largest: step times by gate and system."""
+    kept = step_times[step_times["is_default"] & (step_times["conventions"] == "common")]
+    batches = sorted(kept["batch_size"].dropna().unique())
+    gates = list(dict.fromkeys(kept["gate"]))
+    if len(gates) < 2 or not batches:
+        return []
+    batch = batches[-2] if len(batches) > 1 else batches[-1]
+    tables = []
+    for size in dict.fromkeys(kept["size"]):
+        part = kept[(kept["size"] == size) & (kept["batch_size"] == batch)].drop_duplicates(["gate", "system"])
+        cells = part.set_index(["gate", "system"])
+        systems = [name for name in experiment.systems if name in set(part["system"])]
+        rows = [[gate, *(_cell(cells, gate, name) for name in systems)] for gate in gates]
+        caption = (
+            f"Step times in ms on {size} at batch size {batch:.0f}, the fastest of each gate marked *; "
+            "“no gate”: the system lacks it"
+        )
+        tables.append(Table(["gate", *systems], _starred(cells, rows, systems), caption, frozenset(systems)))
+    return tables
+
+
+def _cell(cells: pd.DataFrame, gate: str, system: str) -> str:
+    if (gate, system) not in cells.index:
+        return "–"
+    row = cells.loc[(gate, system)]
+    words = {"passed": number(row["value"] * MILLI) if row["value"] else "–", "unsupported": "no gate"}
+    return words.get(row["status"], str(row["status"]).replace("-", " "))
+
+
+def _starred(cells: pd.DataFrame, rows: list[list[str]], systems: Sequence[str]) -> list[list[str]]:
+    found = []
+    for gate, *texts in rows:
+        values: Mapping[int, float] = {
+            i: float(cells.loc[(gate, name), "value"])
+            for i, name in enumerate(systems)
+            if (gate, name) in cells.index and cells.loc[(gate, name), "status"] == "passed"
+        }
+        best = min(values.values(), default=np.nan)
+        found.append([gate, *(f"{text} *" if values.get(i) == best else text for i, text in enumerate(texts))])
+    return found
