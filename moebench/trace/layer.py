@@ -33,9 +33,9 @@ from moebench.workloads.machine import Topology
 __all__ = ["MOST_DISTINCT_PROGRAMS", "Unsupported", "programs_of", "trace_layer"]
 
 MOST_DISTINCT_PROGRAMS = 64
-# So many stand for any number of ranks whose received rows differ by less than the share below within each group: on
-# 4x8 and 8x8 TITAN RTX nodes the steps of FastMoE, FasterMoE and Megatron's all-gather then move by 0.2 % at most, and
-# by 0.1 % on average, against a program a rank. Skewed routings are further apart, and are traced rank by rank.
+# So many stand for any number of ranks whose received rows differ by less than the share below within each group. On
+# 4x8 and 8x8 TITAN RTX nodes the steps of systems that exchange ragged rows then move by 0.2 % at most, and by 0.1 % on
+# average, against a program a rank. Skewed routings are further apart, and are traced rank by rank.
 ENOUGH_PROGRAMS = 16
 NEARLY_EQUAL = 0.05
 # Beside what a program reads, its place, if it asked: whether a rank leads its node, in which run of ranks it is.
