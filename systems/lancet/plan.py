@@ -92,12 +92,19 @@ def plan_of(graph: fx.Graph) -> Plan:
 
 
 def function_of(target: str) -> Callable[..., Any]:
-    """The operator that a call names."""
+    """The operator that a call names.
+
+    Raises:
+        ValueError: there is none; those of the shared kernels exist once their module has been imported.
+    """
     if target == _GETITEM:
         return operator.getitem
     namespace, _, rest = target.partition("::")
     name, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except AttributeError as error:
+        raise ValueError(f"no operator {target} here: has the module that defines it been imported?") from error
 
 
 def _name_of(node: fx.Node) -> str:

@@ -13,7 +13,7 @@ from moebench.systems.lancet.capture import capture
 from moebench.systems.lancet.executor import Executor, Span
 from moebench.systems.lancet.gradient_sync import with_gradient_sync
 from moebench.systems.lancet.nodes import collective_of, is_wait
-from moebench.systems.lancet.plan import plan_of
+from moebench.systems.lancet.plan import function_of, plan_of
 from moebench.systems.lancet.schedule import Switches, schedule
 from moebench.systems.lancet.training import PlannedStep, eager_gradients
 from moebench.systems.lancet.weight_gradients import greedy
@@ -125,6 +125,8 @@ def test_bad_input_is_refused():
         capture(_Half(), [torch.ones(2)])
     with pytest.raises(ValueError, match="the plan has"):
         Executor(plan_of(capture(_used(), [torch.ones(2)]).graph), ALONE, "cpu")([torch.ones(2)])
+    with pytest.raises(ValueError, match="has the module"):
+        function_of("moebench::nothing.default")
     group = described_group(2)
     model, data = model_of(SMALL, group, "meta"), data_of(SMALL, device="meta")
     graph = capture(model, data).graph

@@ -1,0 +1,51 @@
+"""How long a range takes in parts on two streams (paper, section 5.3).
+
+A stage is a run of consecutive instructions of one stream. A part's stage runs as a unit; in every stage the parts go
+one after another, so that one part computes while another is exchanged.
+"""
+
+from collections.abc import Callable
+from itertools import groupby
+
+from moebench.systems.lancet.instructions import Instruction, Program
+from moebench.systems.lancet.timeline import Timeline, simulate
+
+
+def stages_of(program: Program) -> list[list[int]]:
+    """The stages, numbers of instructions each; views belong to where they stand."""
+    return [list(run) for _, run in groupby(range(len(program)), key=lambda number: program[number].is_compute)]
+
+
+def in_parts(program: Program, parts: int, part_s: Callable[[int, int], float]) -> list[Instruction]:
+    """The instructions of all parts in issue order.
+
+    Args:
+        program: of the range; what it needs from outside is there.
+        part_s: of an instruction's number and the number of parts: how long one part of it takes.
+    """
+    issued: list[Instruction] = []
+    place: dict[tuple[int, int], int] = {}
+    for stage in stages_of(program):
+        for part in range(parts):
+            for number in stage:
+                one = program[number]
+                needs = tuple(place[need, part] for need in one.needs)
+                issued.append(Instruction(f"{one.name}.{part}", one.kind, part_s(number, parts), needs))
+                place[number, part] = len(issued) - 1
+    return issued
+
+
+def pipeline(program: Program, parts: int, part_s: Callable[[int, int], float]) -> Timeline:
+    """The timeline of a range in parts."""
+    return simulate(in_parts(program, parts, part_s))
+
+
+def cut(program: Program, first: int, end: int) -> list[Instruction]:
+    """Instructions `first` to before `end` by themselves; what they need from before is there."""
+    return [
+        Instruction(
+            one.name, one.kind, one.time_s, tuple(need - first for need in one.needs if need >= first), one.nbytes
+        )
+        for one in program[first:end]
+    ]
+
