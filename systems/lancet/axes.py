@@ -1,4 +1,4 @@
-"""Along which axis each value of a range may be split into parts (paper, section 5.2 and its figure of rules).
+"""Along which axis each value of a range may be split into parts (the paper's axis inference).
 
 For every operator there are admissible splits of inputs and output; along every edge the split stays the same. The
 constraint solver finds one for a whole range or says that there is none. Dispatched tokens have a split of their own,

@@ -1,4 +1,4 @@
-"""Gates that decide in parts what they would decide at once (paper, section 5.2).
+"""Gates that decide in parts what they would decide at once: the paper's equivalence-preserving gating.
 
 A part of the batch that had C / k slots of its own would drop tokens that the whole batch keeps. Here every part has
 all C, less what the parts before it have used: the same experts, slots and drops as unpartitioned. That needs a queue
