@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from moebench import kinds
 from moebench.claims.query import Obtained, StepTimes
@@ -12,7 +13,9 @@ from moebench.results.store import RunFolder
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
-METRICS = (*SUBJECTS, "time_if", "device_bytes", "flops", "launches")
+METRICS = (*SUBJECTS, "time_if", "time_if_both", "device_bytes", "flops", "launches")
+
+_READ: "WeakKeyDictionary[RunFolder, tuple[tuple[int, int] | None, Evidence]]" = WeakKeyDictionary()
 
 
 class Evidence:
@@ -24,8 +27,13 @@ class Evidence:
 
     @classmethod
     def of(cls, folder: RunFolder) -> "Evidence":
-        """What a run folder holds."""
-        return cls(folder.rows(*METRICS), folder.topologies)
+        """What a run folder holds; read once as long as its rows stay the same."""
+        found = folder.results.stat() if folder.results.exists() else None
+        state = found and (found.st_mtime_ns, found.st_size)
+        known = _READ.get(folder)
+        if known is None or known[0] != state:
+            known = _READ[folder] = state, cls(folder.rows(*METRICS), folder.topologies)
+        return known[1]
 
     @cached_property
     def steps(self) -> StepTimes:

@@ -1,5 +1,8 @@
 """What a network would have to be for a claim about exchanges to hold: one parameter changed, all else as it is.
 
+One of them is no parameter of a machine: that congestion takes more of the fabric from the baseline, with its many
+messages to everyone at once, than from the exchange with its few. The model prices both alike.
+
 The search reads rows `time_if` (moebench.exchange_rows): the time of each exchange by the value of one parameter, on
 the nominal machine. Between the values that were replayed, times are taken as straight lines in logarithms of both.
 """
@@ -14,13 +17,13 @@ from moebench.claims.evidence import Evidence
 from moebench.claims.exchange_scope import Choice, Point, sides_of
 from moebench.claims.finding import words_over
 from moebench.claims.reported import RATIO, Claim
-from moebench.exchange_rows import NICS
+from moebench.exchange_rows import FABRIC, NICS
 from moebench.workloads.exchange import size_words
 from moebench.workloads.machine import Topology
 
 PAYLOAD = "payload"
 FINE = 3001  # values between the ends of a replayed range
-TOLD = 2  # ways out that a sentence names with their values
+TOLD = 3  # ways out that a sentence names with their values
 
 Curve = tuple[np.ndarray, np.ndarray]  # values of a parameter, times
 Known = tuple[float, float, str, float]  # low, high, unit, scale
@@ -92,6 +95,11 @@ class Curves:
         ours, theirs = (_at(self._found[point, side][parameter], values) for side in sides)
         return theirs / ours
 
+    def if_baseline(self, point: Point, sides: tuple[str, str], parameter: str, values: np.ndarray) -> np.ndarray:
+        """The baseline's time at some values of a parameter over the exchange's as the machine is."""
+        ours_s = self._payloads[point.topology, point.dtype, sides[0]][float(point.payload_bytes)]
+        return _at(self._found[point, sides[1]][parameter], values) / ours_s
+
     def values(self, point: Point, side: str, parameter: str) -> np.ndarray:
         """The values of a parameter that were replayed."""
         return self._found[point, side][parameter][0]
@@ -110,6 +118,11 @@ class Curves:
 def _at(curve: Curve, values: np.ndarray) -> np.ndarray:
     known, times_s = curve
     return np.exp(np.interp(np.log(values), np.log(known), np.log(times_s)))
+
+
+def of_baseline(claim: Claim) -> str:
+    """What the share of the fabric that the baseline alone gets is called."""
+    return f"{claim.baseline}'s own {FABRIC}"
 
 
 def holds(claim: Claim, speedups: np.ndarray) -> np.ndarray:
@@ -135,6 +148,9 @@ def needs(claim: Claim, points: Sequence[Point], curves: Curves, topologies: Map
         values = _grid(name, curves.values(points[0], sides[0], name), own)
         speedups = np.array([curves.speedup(point, sides, name, values) for point in points])
         found.append(_searched(claim, name, own, known, values, speedups))
+        if name == FABRIC:
+            speedups = np.array([curves.if_baseline(point, sides, name, values) for point in points])
+            found.append(_searched(claim, of_baseline(claim), own, known, values, speedups))
     if len(points) == 1:
         sizes, speedup = curves.by_payload(points[0], sides)
         if sizes.size:

@@ -92,13 +92,13 @@ def _pair(firsts: Sequence[Holding], seconds: Sequence[Holding]) -> Pair:
         if len(payloads) > 1:
             continue
         for name in sorted(a.needs.keys() & b.needs.keys() - {PAYLOAD}):
-            both = _both(a.needs[name], b.needs[name])
-            if both is not None and both.factor < (np.inf if best.need is None else best.need.factor):
-                best = Pair(one, other, both, next(iter(payloads), ""), True)
+            need = both(a.needs[name], b.needs[name])
+            if need is not None and need.factor < (np.inf if best.need is None else best.need.factor):
+                best = Pair(one, other, need, next(iter(payloads), ""), True)
     return best
 
 
-def _both(a: Need, b: Need) -> Need | None:
+def both(a: Need, b: Need) -> Need | None:
     """Where both hold; None where they were not looked for at the same values."""
     if not np.array_equal(a.values, b.values):
         return None

@@ -38,8 +38,8 @@ def listed(names: Sequence[str]) -> str:
 def claim_words(claim: Claim) -> str:
     """What is claimed, without the number: `max step speedup of A against B, gate switch, batch size 32`."""
     baseline = "the best other" if claim.baseline == BEST_OTHER else claim.baseline
-    metric = claim.experiment if claim.metric == "finding" else claim.metric
-    words = metric.replace("_", " ") + (f" of {claim.system}" if claim.system else "")
+    metric = "" if claim.metric == "finding" else claim.metric.replace("_", " ")
+    words = " of ".join(filter(None, (metric, claim.system))) or claim.experiment
     scope = [
         value if key in ("scope", "gates") else f"{key.replace('_', ' ')} {value}" for key, value in claim.scope.items()
     ]

@@ -199,6 +199,49 @@ def needs_figure(
         return svg_of(figure)
 
 
+def plane_figure(bands: pd.DataFrame, machines: pd.DataFrame, known: tuple[float, float], narrow: bool = False) -> str:
+    """Where claims hold by the speed inside a node and the cost of a message between nodes.
+
+    Args:
+        bands: columns claim, link (GB/s), low, high (us, between which it holds), even (us, where the exchange is as
+            fast as its baseline).
+        machines: columns name, link, message: machines as they are described.
+        known: the range of the message's cost that the default machine's file states, us.
+    """
+    import matplotlib.pyplot as plt
+
+    with figure_style():
+        figure, axis = plt.subplots(figsize=(NARROW if narrow else WIDE, 3.6), layout="constrained")
+        axis.axhspan(*known, color=MUTED, alpha=0.16, lw=0)
+        for place, (claim, own) in enumerate(bands.groupby("claim", sort=False)):
+            colour = SERIES[place % len(SERIES)]
+            axis.fill_between(own["link"], own["low"], own["high"], color=colour, alpha=0.55, lw=0, label=claim)
+            axis.plot(own["link"], own["even"], color=colour, lw=1.2, ls="--")
+        axis.plot(machines["link"], machines["message"], ls="", marker="o", ms=4, color=INK)
+        for place, machine in enumerate(machines.itertuples()):
+            axis.annotate(
+                machine.name, (machine.link, machine.message), xytext=(2, (-12, 5, -23)[place % 3]),
+                textcoords="offset points", fontsize=7.5, bbox=BACKED,
+            )  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        _plain_numbers(axis.xaxis)
+        _plain_numbers(axis.yaxis)
+        axis.set_xlabel("inside a node, GB/s a GPU")
+        axis.set_ylabel("a message between nodes, us")
+        columns = 1 if narrow else 2
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=8)
+        return svg_of(figure)
+
+
+def _plain_numbers(axis) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(numticks=6))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def _needs_panel(axis, bars: pd.DataFrame, rows: Sequence[str], claims: Sequence[str]) -> None:
     present = [claim for claim in claims if claim in set(bars["claim"])]
     spread = dict(zip(present, np.linspace(-0.2, 0.2, len(present)) if len(present) > 1 else [0.0]))

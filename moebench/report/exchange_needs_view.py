@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from moebench.claims.evidence import Evidence
-from moebench.claims.needs import NICS, PAYLOAD, Need, amount_words
+from moebench.claims.needs import NICS, PAYLOAD, Need, amount_words, of_baseline
 from moebench.claims.scoreboard import Score
 from moebench.claims.together import Holding, Pair, holdings, pairs, spans
 from moebench.claims.why import quantity, reported
@@ -34,7 +34,7 @@ def _deciding(found: Sequence[Holding]) -> str | None:
     able: dict[str, int] = {}
     for holding in found:
         for name, need in holding.needs.items():
-            if name not in (PAYLOAD, NICS):
+            if name not in (PAYLOAD, NICS, of_baseline(holding.claim)):
                 able[name] = able.get(name, 0) + bool(need.right.any())
     return max(able, key=lambda name: able[name]) if any(able.values()) else None
 
@@ -108,7 +108,7 @@ def _finding(found: Sequence[Holding], two: Sequence[Pair], name: str) -> str:
     apart = [pair for pair in two if pair.is_one_machine and (pair.need is None or not pair.need.is_known)]
     if apart:
         names = listed([f"{pair.first.id} with {pair.second.id}" for pair in apart])
-        told.append(f"Not right together on one machine, whatever one parameter inside its stated range: {names}.")
+        told.append(f"With one parameter changed inside its stated range these are never right together: {names}.")
     return " ".join(told)
 
 
@@ -120,8 +120,8 @@ def _claim_words(parts: Sequence[Holding], name: str) -> str:
     text = f"{claim} ({says}) {_as_described(parts, default)}"
     if need is not None and not need.is_as_it_is:
         where = f" at {default.choice.payload}" if default.choice.payload else ""
-        text += f"; to hold{where or ' throughout'} it needs {name} of {_span_words(need)}, in place of "
-        text += f"{amount_words(need, need.own)} (stated range {_range_words(need)})"
+        text += f"; to hold{where or ' throughout'} it needs {name} of {span_words(need)}, in place of "
+        text += f"{amount_words(need, need.own)} (stated range {range_words(need)})"
     return f"{text}."
 
 
@@ -131,7 +131,7 @@ def _as_described(parts: Sequence[Holding], default: Holding) -> str:
         return "holds as described" if is_right else "does not hold throughout as described"
     sizes = default.needs.get(PAYLOAD)
     if sizes is not None:
-        return f"holds as described at {_span_words(sizes)} a GPU" if sizes.right.any() else "holds at no payload"
+        return f"holds as described at {span_words(sizes)} a GPU" if sizes.right.any() else "holds at no payload"
     right = [h.choice.payload for h in sorted(parts, key=_payload) if any(n.is_as_it_is for n in h.needs.values())]
     return f"holds as described at {listed(right)}" if right else "holds at none of the payloads"
 
@@ -140,7 +140,8 @@ def _payload(holding: Holding) -> int:
     return holding.points[0].payload_bytes
 
 
-def _span_words(need: Need) -> str:
+def span_words(need: Need) -> str:
+    """The values at which a claim holds."""
     found = spans(need)
     if not found:
         return "what no value gives"
@@ -157,7 +158,7 @@ def _needs_table(found: Sequence[Holding]) -> Table:
     rows = [
         [
             holding.claim.id, holding.choice.payload or ANY, name,
-            amount_words(need, need.own), _range_words(need), _span_words(need),
+            amount_words(need, need.own), range_words(need), span_words(need),
             "as it is" if need.is_as_it_is else "–" if need.nearest is None else f"{number(need.factor)} times",
             _reach_words(holding, need),
         ]
@@ -168,7 +169,8 @@ def _needs_table(found: Sequence[Holding]) -> Table:
     return Table(columns, rows, "One parameter changed, all else as described")
 
 
-def _range_words(need: Need) -> str:
+def range_words(need: Need) -> str:
+    """The range that a file states for a parameter."""
     return "–" if need.low == need.high else f"{amount_words(need, need.low)} to {amount_words(need, need.high)}"
 
 
@@ -195,7 +197,7 @@ def _verdict(pair: Pair) -> str:
     if not pair.is_one_machine:
         return "they are about machines with other links, so that neither says anything of the other"
     if pair.need is None or pair.need.nearest is None:
-        return "not on one machine: no payload and no value of a single parameter makes both hold"
+        return "no: neither a payload nor any value of one parameter makes both hold"
     if pair.need.is_as_it_is:
         return f"yes, on the machine as it is described{where}"
     change = f"{pair.need.parameter} of {amount_words(pair.need, pair.need.nearest)}"
@@ -203,7 +205,5 @@ def _verdict(pair: Pair) -> str:
         return f"yes, with {change} in place of {amount_words(pair.need, pair.need.own)}{where}, in its stated range"
     return (
         f"not with any one parameter in its stated range; the least change is {change}{where}, described as "
-        f"{amount_words(pair.need, pair.need.own)} ({_range_words(pair.need)})"
+        f"{amount_words(pair.need, pair.need.own)} ({range_words(pair.need)})"
     )
-
-

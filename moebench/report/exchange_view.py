@@ -10,6 +10,7 @@ from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
 from moebench.report.exchange_figures import condition_map, times_figure
 from moebench.report.exchange_needs_view import needs_figures
+from moebench.report.exchange_plane_view import plane_figures
 from moebench.report.exchange_points import calls, crossing, speedups
 from moebench.report.parts import Figure, Table, figure, interval, number, size, times
 from moebench.results.store import RunFolder
@@ -39,6 +40,7 @@ def experiment_view(
     figures = [
         *_maps(experiment, points, found, baseline),
         *needs_figures(folder, experiment, own_scores),
+        *plane_figures(folder, experiment, own_scores),
         *_times(experiment, found),
     ]
     return {

@@ -4,11 +4,15 @@ Figures are drawn once. Every colour is a sentinel that `themed` replaces by a C
 defines the light and dark values), so the same drawing serves both; a file on its own gets the light values.
 """
 
+import hashlib
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+LEAST_CLASS = 3  # a style that occurs so often in a drawing is written once
 
 INK, MUTED, GRID, PAPER = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04"
 # Okabe-Ito order, told apart by colour-blind readers; each series also has its own marker and hatch.
@@ -101,7 +105,25 @@ def _slim(svg: str) -> str:
     svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
     svg = re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m.group(0)):.2f}", svg)
     svg = re.sub(r">\s+<", "><", svg)
-    return re.sub(r"<g>((?:(?!</?g\b).)*)</g>", r"\1", svg, flags=re.S)
+    svg = re.sub(r"<g>((?:(?!</?g\b).)*)</g>", r"\1", svg, flags=re.S)
+    return _with_classes(svg)
+
+
+def _with_classes(svg: str) -> str:
+    """Styles that occur again and again as classes, named by what they say: one name is one style on a page."""
+    counts = Counter(style for style in re.findall(r' style="([^"]*)"', svg) if "url(" not in style)
+    names = {style: f"s{_digest(style)}" for style, count in counts.items() if count >= LEAST_CLASS}
+    if not names:
+        return svg
+    svg = re.sub(
+        r' style="([^"]*)"', lambda m: f' class="{names[m.group(1)]}"' if m.group(1) in names else m.group(0), svg
+    )
+    rules = "".join(f".{name}{{{style};}}" for style, name in names.items())
+    return re.sub(r"(<svg[^>]*>)", lambda m: f"{m.group(1)}<style>{rules}</style>", svg, count=1)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
 
 
 def themed(svg: str, title: str, description: str, key: str) -> str:
@@ -112,8 +134,9 @@ def themed(svg: str, title: str, description: str, key: str) -> str:
     """
     for sentinel, variable in VARIABLES.items():
         svg = svg.replace(sentinel, variable)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', svg)
-    svg = re.sub(r'(xlink:href="#|href="#|url\(#)([^")]+)', rf"\1{key}-\2", svg)
+    own = f"f{_digest(key)}"
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{own}-\1"', svg)
+    svg = re.sub(r'(xlink:href="#|href="#|url\(#)([^")]+)', rf"\1{own}-\2", svg)
     svg = svg.replace("font-family: 'DejaVu Sans'", "font-family: inherit")
     svg = re.sub(r"font: ([^;]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", svg)
     label = f'role="img" aria-labelledby="{key}-title {key}-desc"'

@@ -76,10 +76,27 @@ def test_other_machines_are_replays_with_one_number_changed(name):
     assert found[NICS]["times_s"][0] == pytest.approx(own_s, rel=1e-4)
 
 
-def test_only_the_default_machine_is_varied():
-    """Other node types have their times alone."""
+@pytest.mark.parametrize("name", ["flat", "leader"])
+def test_the_plane_is_replays_with_both_changed(name):
+    """Faster links and bridges inside, dearer messages between nodes: the time that --set gives; first as it is."""
+    rows, cases, place = simulated("2x8-titan-rtx", 2**18)
+    detail = only(rows[name], "time_if_both").detail
+    times_s = np.array(detail["times_s"]).reshape(len(detail["faster"]), len(detail["message_s"]))
+    own = detail["message_s"].index(5e-6)
+    assert detail["faster"][0] == 1
+    assert times_s[0, own] == pytest.approx(only(rows[name], "collective_time").value, rel=1e-4)
+    changes = {"link.bandwidth": f"{4.24 * 4} GB/s", "bridge.bandwidth": "160 GB/s", "nic.message": "40 us"}
+    there = with_overrides(place, changes)
+    [expected] = replay(programs_of(cases[name], there), there, nominal(there.parameters())).step_time_s
+    faster, dearer = (list(np.round(detail[key], 9)) for key in ("faster", "message_s"))
+    assert times_s[faster.index(4), dearer.index(40e-6)] == pytest.approx(expected, rel=1e-4)
+
+
+def test_other_machines_than_the_default_are_varied_in_one_thing():
+    """The share of the wire that the fabric carries, and nothing else."""
     rows, _, _ = simulated("2x8-titan-rtx", 2**18, is_default=False)
-    assert not [row for own in rows.values() for row in own if row.metric == "time_if"]
+    for own in rows.values():
+        assert [row.detail["parameter"] for row in own if row.metric.startswith("time_if")] == ["fabric.share"]
 
 
 def test_a_measured_time_gives_a_bandwidth_and_nothing_else():

@@ -90,9 +90,7 @@ def test_the_finding_says_up_to_which_payload(view, exchange_folder):
 
 def test_what_the_claims_need_is_what_the_search_found(exchange_folder, view):
     """Every claim, payload and parameter in the table; the default payload's in the sentence."""
-    [title] = [t for t in figures(view) if t.startswith("What the claims would need")]
-    assert title.endswith("nic.message")
-    shown = figures(view)[title]
+    shown = figures(view)["What the claims would need: nic.message"]
     claims = [s.claim for s in scoreboard(exchange_folder.suite, exchange_folder)]
     found = holdings(claims, exchange_folder.suite, Evidence.of(exchange_folder), exchange_folder.topologies)
     assert len(shown.table.rows) == sum(len(holding.needs) for holding in found)
@@ -106,11 +104,31 @@ def test_what_the_claims_need_is_what_the_search_found(exchange_folder, view):
 
 def test_claims_are_compared_two_by_two(view):
     """Each pair of the four with whether both can be right, and none is called possible without a value."""
-    [together] = [figure.below for figure in view["figures"] if figure.below]
+    together = figures(view)["What the claims would need: nic.message"].below
     assert len(together.rows) == 6
     answers = {row[0]: row[2] for row in together.rows}
     assert answers["hetu-h3 and hetu-c2"].startswith("they are about machines with other links")
     assert answers["hetu-h3 and hetu-c1"].startswith("not ")
+
+
+def test_the_plane_says_whether_numbers_can_be_right_together(view):
+    """As described the costs of the other search; the table and the sentence from the same search."""
+    shown = figures(view)["What the claims would need: the nodes and the messages"]
+    single = figures(view)["What the claims would need: nic.message"].table
+    alone = next(row[5] for row in single.rows if row[:3] == ["hetu-h3", "16 MiB", "nic.message"])
+    told = re.search(r"hetu-h3 .*? holds with (\d+) to (\d+) us a message in nodes as described", shown.finding)
+    low, high = told.groups()
+    assert [float(low), float(high)] == pytest.approx([float(x.split()[0]) for x in alone.split(" to ")], rel=0.01)
+    assert shown.table.rows[0][:3] == ["hetu-h3", "1", "4.24"]
+    assert shown.table.rows[0][4] == f"{low} to {high} us"
+    assert "No speed of the nodes and no cost of a message gives hetu-h3 and hetu-h4 at once." in shown.finding
+    told = re.search(r"a fabric.share for flat of ([\d.]+ to [\d.]+) on titan-rtx", shown.finding)
+    [row] = shown.below.rows
+    assert row[:2] == ["titan-rtx", "0.8 (0.3 to 1)"]
+    assert row[-2] == told.group(1)
+    assert row[-1].endswith("to 1 GiB")
+    assert "titan-rtx, rtx-2080-ti" in shown.svg
+    assert "ndm-a100-v4" not in shown.svg  # of eight NICs a node
 
 
 def test_the_answer_counts_who_is_fastest(view):

@@ -4,13 +4,14 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from moebench.claims.scoreboard import scoreboard
 from moebench.report.figures import map_figure, speedup_figure
-from moebench.report.html import render, write_report
-from moebench.report.style import SERIES, standalone, themed
+from moebench.report.html import css_string, render, write_report
+from moebench.report.style import SERIES, figure_style, standalone, svg_of, themed
 from moebench.report.view import page
 from moebench.results.store import RunFolder
 
@@ -116,5 +117,41 @@ def test_colours_become_variables_or_light_values():
     """No sentinel colour is left on a page or in a file."""
     svg = f'<svg viewBox="0 0 10 10" xmlns="http://www.w3.org/2000/svg"><path id="a" style="fill: {SERIES[0]}"/></svg>'
     assert SERIES[0] not in themed(svg, "t", "d", "k")
-    assert 'id="k-a"' in themed(svg, "t", "d", "k")
+    first, second = (re.findall(r'<path id="(\w+-a)"', themed(svg, "t", "d", key)) for key in ("k", "l"))
+    assert len({*first, *second}) == 2  # several figures share a page
     assert "#0072b2" in standalone(svg)
+
+
+def test_a_drawing_says_each_style_once():
+    """Ids that nothing refers to go, digits too fine to see, and styles that occur often become classes of one name."""
+    import matplotlib.pyplot as plt
+
+    def drawn(hatch):
+        with figure_style():
+            figure, axis = plt.subplots()
+            axis.bar(range(6), np.arange(6) + 1 / 3, color=SERIES[0], hatch=hatch)
+            return svg_of(figure)
+
+    plain, hatched = drawn(""), drawn("///")
+    assert "figure_1" not in plain
+    assert not re.search(r"\d\.\d{3}", plain)
+    [name] = set(re.findall(rf"\.(s\w+){{fill: {SERIES[0]}", plain))
+    assert plain.count(f'class="{name}"') == 6
+    referred = set(re.findall(r"url\(#([^)]+)", hatched))
+    assert referred
+    assert all(f'id="{name}"' in hatched for name in referred)
+    assert hatched.count('style="fill: url(#') == 6  # a pattern is the figure's own
+
+
+def test_every_column_has_its_name_on_a_narrow_page(report):
+    """Beside each cell, from the table's own style; a name is text whatever it holds."""
+    text = report.read_text(encoding="utf-8")
+    tables = re.findall(r'<table class="sortable" style="([^"]*)"><thead><tr>(.*?)</tr></thead>', text, re.S)
+    rules = set(re.findall(r"content: var\((--c\d+)\)", text))
+    assert tables
+    for style, heads in tables:
+        names = re.findall(r"(--c\d+):", style)
+        assert len(names) == heads.count("<th ")
+        assert {*names} <= rules
+    shown = css_string('a "b" \\ </style>')
+    assert shown == r'"a \22 b\22  \5c  \3c /style>"'
