@@ -164,7 +164,11 @@ def _null(claim: Claim) -> dict[str, Any]:
 
 
 def _interval(conditions: Iterable[Condition]) -> tuple[float | None, float | None]:
-    """5 to 95 % of the draws that have a value, assumptions with equal weight; nothing for a single draw, or words."""
+    """5 to 95 % of the draws that have a value, assumptions with equal weight; nothing for a single draw, or words.
+
+    Of one assumption these are numpy's percentiles: a value stands in the middle of its weight, the first one at 0 %
+    and the last one at 100 %.
+    """
     conditions = [c for c in conditions if c.words is None]
     if not conditions:
         return None, None
@@ -175,8 +179,10 @@ def _interval(conditions: Iterable[Condition]) -> tuple[float | None, float | No
     if known.sum() < 2:
         return None, None
     order = np.argsort(numbers[known])
-    cumulative = np.cumsum(weights[known][order])
-    at = np.interp(np.array([0.05, 0.95]) * cumulative[-1], cumulative, numbers[known][order])
+    heavy = weights[known][order]
+    middle = np.cumsum(heavy) - heavy / 2
+    place = (middle - middle[0]) / (middle[-1] - middle[0])
+    at = np.interp([0.05, 0.95], place, numbers[known][order])
     return float(at[0]), float(at[1])
 
 

@@ -41,7 +41,8 @@ def claim_words(claim: Claim) -> str:
     metric = "" if claim.metric == "finding" else claim.metric.replace("_", " ")
     words = " of ".join(filter(None, (metric, claim.system))) or claim.experiment
     scope = [
-        value if key in ("scope", "gates") else f"{key.replace('_', ' ')} {value}" for key, value in claim.scope.items()
+        value.replace(",", ", ") if key in ("scope", "gates") else f"{key.replace('_', ' ')} {value}"
+        for key, value in claim.scope.items()
     ]
     return ", ".join([words + (f" against {baseline}" if baseline else ""), *scope])
 

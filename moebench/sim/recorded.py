@@ -2,7 +2,7 @@
 
 import gzip
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -87,6 +87,8 @@ def load_programs(traces: Path, case: Case, topology: Topology) -> tuple[Program
 def find_case(name: str, cases: Iterable[Case]) -> Case:
     """The case of this name; else the only one that ends with it, has it as whole parts, or contains it as text.
 
+    One case that several experiments run is still one: the first of them stands for it.
+
     Raises:
         InputError: none or several; lists them, or near ones.
     """
@@ -99,13 +101,18 @@ def find_case(name: str, cases: Iterable[Case]) -> Case:
         [known for known in by_name if name in known],
     )
     found = next(filter(None, matches), [])
-    if len(found) == 1:
+    if len({_computed(by_name[known]) for known in found}) == 1:
         return by_name[found[0]]
     if found:
         raise InputError(f"{len(found)} cases match {name!r}; say which: {_listed(found)}")
     near = _near(name, list(by_name))
     rest = f"near ones: {_listed(near)}" if near else f"none of the {len(by_name)} cases is near"
     raise InputError(f"no case matches {name!r}; {rest}; `moebench explain RUN` lists all")
+
+
+def _computed(case: Case) -> str:
+    """What decides a case's number: all but the experiment that asks for it and which assumptions that one sweeps."""
+    return replace(case, experiment="", assumptions={}, is_default=True).hash
 
 
 def _near(name: str, known: list[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +138,16 @@ def test_intervals_weigh_assumptions_alike():
     """The 5 to 95 % interval pools the draws of all assumptions, each with the same weight."""
     result = judged(lambda case, *_: 10.0 if case.assumptions["gpu"] == "titan-rtx" else 5.0)
     assert (result.low, result.high, result.obtained) == (5.0, 10.0, 10.0)
+
+
+def test_the_interval_of_one_assumption_is_that_of_its_draws():
+    """The terminal and the report say the same of the same draws: numpy's percentiles; equal weights change nothing."""
+    values = np.array([9.0, 4.0, 1.0, np.nan, 16.0, 25.0])
+    one: Any = SimpleNamespace(words=None, values=values, sampled=np.arange(6) > 0)
+    assert board._interval([one]) == pytest.approx(np.percentile([1, 4, 16, 25], (5, 95)))
+    assert board._interval([one, one]) == pytest.approx(np.percentile([1, 4, 16, 25] * 2, (5, 95)))
+    words: Any = SimpleNamespace(words="slower")
+    assert board._interval([]) == board._interval([words]) == (None, None)
 
 
 def run_of(path, filters, **changes):

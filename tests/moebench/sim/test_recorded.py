@@ -1,4 +1,5 @@
 import gzip
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,16 @@ def test_a_part_of_several_names_lists_them():
     """The user says which."""
     with pytest.raises(InputError, match=r"2 cases match 'hetumoe'.*b8/1x8-test/e8/hetumoe.*b16/1x8-test/e8/hetumoe"):
         find_case("hetumoe", CASES)
+
+
+def test_one_case_of_two_experiments_is_one():
+    """The suite hetu's breakdowns repeat cases of its first experiment, which the README names without it."""
+    again = replace(CASES[1], experiment="breakdown", assumptions={"gpu": "test"}, is_default=False)
+    assert find_case("switch/b8/1x8-test/e8/hetumoe", [*CASES, again]) is CASES[1]
+    assert find_case(again.name, [*CASES, again]) is again
+    other = replace(again, workload=replace(again.workload, capacity_factor=2.0))
+    with pytest.raises(InputError, match="2 cases match"):
+        find_case("switch/b8/1x8-test/e8/hetumoe", [*CASES, other])
 
 
 def test_an_unknown_name_lists_near_ones():
