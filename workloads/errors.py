@@ -11,7 +11,7 @@ def one_of(what: str, value: object, choices: Iterable[str], where: str = "") ->
     """The error for a value outside a list of choices, naming the nearest ones first."""
     from difflib import get_close_matches
 
-    names = sorted(set(choices))
+    names = sorted(set(choices), key=lambda name: (int(name) if name.isdecimal() else -1, name))
     near = get_close_matches(str(value), names, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     place = f"{where}: " if where else ""

@@ -72,7 +72,7 @@ def why_partial(found: Obtained) -> str:
     """A claim about cases that this run does not hold all of."""
     return (
         f"needs {found.points} cases under the default assumptions, this run has {found.points - found.lacking}; "
-        "the value is that of the cases it has"
+        f"the value is that of the cases it has{f' ({found.detail})' if found.detail else ''}"
     )
 
 

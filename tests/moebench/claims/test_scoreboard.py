@@ -167,6 +167,7 @@ def test_a_run_scores_every_claim_of_its_paper(fake, tmp_path):
     assert scores["hetu-h1"].engine == "sim"
     assert scores["hetu-h2"].verdict == v.NOT_RUN
     assert "needs 128 cases under the default assumptions, this run has 16" in scores["hetu-h2"].why
+    assert "the cases it has (rivals as of the paper: " in scores["hetu-h2"].why
     counts = summary(list(scores.values()))
     assert counts == {"claims": len(scores), "judged": 1, "reproduced": 1, "null_reproduced": 0}
 
