@@ -188,8 +188,9 @@ def test_an_interrupted_run_leaves_no_rank_behind(tmp_path):
     """Ctrl-C ends the server and so its ranks."""
     run_ranks(F + "sums", 1, (0,))
     server = ranks._server.process
-    threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    timer = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         run_ranks(F + "hangs", 2, (0,), timeout_s=60)
     assert server.poll() is not None
 

@@ -59,6 +59,12 @@ VARIANTS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _rounds_of_every_rank(monkeypatch):
+    """Rounds are counted on two ranks, which stand for the others: here on each, so that each meets its own."""
+    monkeypatch.setattr("moebench.trace.answers.ROUNDS_RANKS", max(WORLDS))
+
+
 def _cases(world):
     """(system, workload, conventions) by test: what ranks of this number run."""
     cases = defaultdict(list)
