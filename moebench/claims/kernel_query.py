@@ -91,7 +91,8 @@ def _sides(claim: Claim) -> tuple[str, list[_Side]]:
     op, own = known[claim.system]
     names = compared_with(claim.paper) if claim.baseline == BEST_OTHER else (claim.baseline,)
     # Of a system in a variant the kernel is the same.
-    others = [_Side(name, known[name][1] if name in known else name.partition("+")[0]) for name in names]
+    stems = [name.partition("+")[0] for name in names]
+    others = [_Side(name, known[name][1] if name in known else name) for name in stems]
     from moebench.workloads.kernel_calls import implementations_of
 
     unbuilt = [side.name for side in others if side.implementation not in implementations_of(op)]

@@ -18,7 +18,7 @@ from moebench.workloads.exchange import EXCHANGES, size_words
 from moebench.workloads.suite import ExchangeExperiment
 
 GIGA = 1e9
-MOST_TABLE_ROWS = 1500
+MOST_TABLE_ROWS = 600
 MEASURED = (
     "Measured: the time from the first rank's going in to the last one's coming out, several exchanges back to back; "
     "of ranks on CPUs it is gloo over TCP and says nothing about GPUs."

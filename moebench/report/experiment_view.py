@@ -19,7 +19,7 @@ from moebench.workloads.suite import LayerExperiment, LayerShape
 MILLI = 1e3
 BREAKDOWN = "breakdown"
 KEYS = ["gate", "batch_size", "size", "topology", "experts", "engine"]
-MOST_TABLE_ROWS = 1500
+MOST_TABLE_ROWS = 600
 ADDS_UP, EXPLAINS = 0.02, 0.5  # shares of a step, and of a difference between steps, that regions may be off by
 PROFILED = (
     " The regions are of steps whose operators were timed one by one, which took longer than the steps that “step” is "

@@ -33,12 +33,15 @@ REGION_COLOURS = {
 MOST_COLUMNS = 4  # panels side by side
 
 
-def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str, narrow: bool = False) -> str:
+def speedup_figure(
+    points: pd.DataFrame, reported: pd.DataFrame, y_label: str, narrow: bool = False, bound: float | None = None
+) -> str:
     """Speedup against batch size, one panel a gate, one line a topology size.
 
     Args:
         points: columns gate, batch_size, size, value, low, high, note (why there is no value).
         reported: columns gate, batch_size, value, label.
+        bound: reported for all points: a line in every panel. The axis then shows where the points are, not zero.
     """
     import matplotlib.pyplot as plt
 
@@ -61,8 +64,13 @@ def speedup_figure(points: pd.DataFrame, reported: pd.DataFrame, y_label: str, n
             axis.axhline(1, color=MUTED, lw=1, ls=":")
             axis.set_title(gate)
             axis.set_xlabel("sequences a GPU")
-            axis.set_ylim(bottom=0)
             axis.margins(y=0.18)
+            if bound is None:
+                axis.set_ylim(bottom=0)
+            else:
+                axis.axhline(bound, color=INK, lw=1.2, ls="--")
+                axis.annotate(f"reported {bound:g}x", (0, bound), xycoords=("axes fraction", "data"), xytext=(3, 3),
+                              textcoords="offset points", fontsize=8)  # fmt: skip
         for axis in axes.flat[len(gates) :]:
             axis.set_visible(False)
         for axis in axes[:, 0]:
@@ -89,8 +97,8 @@ def _speedup_panel(axis, points: pd.DataFrame, sizes: Sequence[str], batches: Se
                 missing.setdefault(j, []).append(note)
     for j, notes in missing.items():
         text = "\n".join(dict.fromkeys(notes))
-        axis.annotate(text, (j, 0), xytext=(0, 6), textcoords="offset points", ha="center", va="bottom", rotation=90,
-                      fontsize=8, color=MUTED)  # fmt: skip
+        axis.annotate(text, (j, 0), xycoords=("data", "axes fraction"), xytext=(0, 6), textcoords="offset points",
+                      ha="center", va="bottom", rotation=90, fontsize=8, color=MUTED)  # fmt: skip
     axis.set_xticks(range(len(batches)), [str(b) for b in batches])
     axis.set_xlim(-0.5, len(batches) - 0.5)
     axis.grid(axis="x", visible=False)

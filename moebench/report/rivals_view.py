@@ -3,7 +3,7 @@
 Rows of frames are step times of one experiment; a point is a gate, a batch size and a topology.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,8 @@ def best_other_figures(experiment: LayerExperiment, step_times: pd.DataFrame, sc
         if set(sides.systems) <= ran:
             points = _points(step_times, sides)
             if not points.empty and points["value"].notna().any():
-                found.append(_figure(experiment, points, sides, place))
+                bound = claims[0].value if isinstance(claims[0].value, float) else None
+                found.append(_figure(experiment, points, sides, place, bound))
     return found
 
 
@@ -51,7 +52,7 @@ def _points(step_times: pd.DataFrame, sides: Sides) -> pd.DataFrame:
             continue
         entry = dict(zip(_POINT, key)) | {"rival": "", "value": np.nan, "low": np.nan, "high": np.nan}
         who = [system] * (own["status"] != "passed") + ["the others"] * able.empty
-        entry["note"] = f"{' and '.join(who)} out of memory" if who else ""
+        entry["note"] = f"{'all' if len(who) > 1 else who[0]} out of memory on {entry['size']}" if who else ""
         if not who:
             entry |= _against(own, able)
         rows.append(entry)
@@ -77,7 +78,9 @@ def _against(own: pd.Series, rivals: pd.DataFrame) -> dict:
     return found
 
 
-def _figure(experiment: LayerExperiment, points: pd.DataFrame, sides: Sides, place: int) -> Figure:
+def _figure(
+    experiment: LayerExperiment, points: pd.DataFrame, sides: Sides, place: int, bound: float | None
+) -> Figure:
     system = sides.systems[0]
     known = points.dropna(subset="value")
     least, most = known.loc[known["value"].idxmin()], known.loc[known["value"].idxmax()]
@@ -99,50 +102,39 @@ def _figure(experiment: LayerExperiment, points: pd.DataFrame, sides: Sides, pla
         f"{system} against the best other system{named}",
         finding,
         f"Others: {', '.join(sides.systems[1:])}. Default assumptions, common conventions; bars: 5–95 % of the "
-        "draws. Dotted: no difference; below it another system is faster.",
-        lambda narrow: speedup_figure(points, NO_MARKS, "speedup over the best other", narrow),
+        "draws. Dotted: no difference; below it another system is faster. Dashed: what was reported for all points.",
+        lambda narrow: speedup_figure(points, NO_MARKS, "speedup over the best other", narrow, bound),
         Table(columns, rows, "The best other system, point by point", frozenset(columns[4:7])),
     )
 
 
 def step_time_tables(experiment: LayerExperiment, step_times: pd.DataFrame) -> list[Table]:
-    """One table a size at the batch size in the middle of the largest: step times by gate and system."""
+    """Step times by size, system and gate at the largest batch size but one; the fastest of each marked."""
     kept = step_times[step_times["is_default"] & (step_times["conventions"] == "common")]
     batches = sorted(kept["batch_size"].dropna().unique())
     gates = list(dict.fromkeys(kept["gate"]))
     if len(gates) < 2 or not batches:
         return []
     batch = batches[-2] if len(batches) > 1 else batches[-1]
-    tables = []
-    for size in dict.fromkeys(kept["size"]):
-        part = kept[(kept["size"] == size) & (kept["batch_size"] == batch)].drop_duplicates(["gate", "system"])
-        cells = part.set_index(["gate", "system"])
-        systems = [name for name in experiment.systems if name in set(part["system"])]
-        rows = [[gate, *(_cell(cells, gate, name) for name in systems)] for gate in gates]
-        caption = (
-            f"Step times in ms on {size} at batch size {batch:.0f}, the fastest of each gate marked *; "
-            "“no gate”: the system lacks it"
-        )
-        tables.append(Table(["gate", *systems], _starred(cells, rows, systems), caption, frozenset(systems)))
-    return tables
+    part = kept[kept["batch_size"] == batch].drop_duplicates(["size", "gate", "system"])
+    passed = part[part["status"] == "passed"]
+    best = passed.groupby(["size", "gate"], observed=True)["value"].min()
+    cells = {(row["size"], row["system"], row["gate"]): _cell(row, best) for _, row in part.iterrows()}
+    rows = [
+        [size, system, *(cells.get((size, system, gate), "–") for gate in gates)]
+        for size in dict.fromkeys(part["size"])
+        for system in experiment.systems
+        if any((size, system, gate) in cells for gate in gates)
+    ]
+    caption = (
+        f"Step times in ms at batch size {batch:.0f}, the fastest on each size with each gate marked *; “no gate”: the "
+        "system lacks it"
+    )
+    return [Table(["size", "system", *gates], rows, caption, frozenset(gates))]
 
 
-def _cell(cells: pd.DataFrame, gate: str, system: str) -> str:
-    if (gate, system) not in cells.index:
-        return "–"
-    row = cells.loc[(gate, system)]
-    words = {"passed": number(row["value"] * MILLI) if row["value"] else "–", "unsupported": "no gate"}
-    return words.get(row["status"], str(row["status"]).replace("-", " "))
-
-
-def _starred(cells: pd.DataFrame, rows: list[list[str]], systems: Sequence[str]) -> list[list[str]]:
-    found = []
-    for gate, *texts in rows:
-        values: Mapping[int, float] = {
-            i: float(cells.loc[(gate, name), "value"])
-            for i, name in enumerate(systems)
-            if (gate, name) in cells.index and cells.loc[(gate, name), "status"] == "passed"
-        }
-        best = min(values.values(), default=np.nan)
-        found.append([gate, *(f"{text} *" if values.get(i) == best else text for i, text in enumerate(texts))])
-    return found
+def _cell(row: pd.Series, best: pd.Series) -> str:
+    if row["status"] != "passed":
+        return "no gate" if row["status"] == "unsupported" else str(row["status"]).replace("-", " ")
+    mark = " *" if row["value"] == best[row["size"], row["gate"]] else ""
+    return number(row["value"] * MILLI) + mark

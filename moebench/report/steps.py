@@ -7,6 +7,7 @@ import pandas as pd
 
 from moebench.program import COMMUNICATION, TO_HOST
 from moebench.results.store import RunFolder
+from moebench.run import Job, resume
 from moebench.workloads.errors import InputError
 
 MILLI = 1e3
@@ -37,20 +38,20 @@ class Step:
 
 def steps_of(folder: RunFolder, cases: Sequence[str]) -> dict[str, Step]:
     """By system, the steps of those cases whose programs or regions the run holds."""
-    found = {}
+    job, found = resume(folder.path), {}
     for case in cases:
         system = case.rpartition("/")[2]
-        step = _replayed(folder, case, system) or _measured(folder, case, system)
+        step = _replayed(job, case, system) or _measured(folder, case, system)
         if step is not None:
             found[system] = step
     return found
 
 
-def _replayed(folder: RunFolder, case: str, system: str) -> Step | None:
+def _replayed(job: Job, case: str, system: str) -> Step | None:
     from moebench.sim.recorded import load_case
 
     try:
-        recorded = load_case(folder.path, case)
+        recorded = load_case(job.folder.path, case, job)
     except InputError:
         return None
     replay = recorded.replayed()

@@ -18,7 +18,8 @@ INK, MUTED, GRID, PAPER = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04"
 # Okabe-Ito order, told apart by colour-blind readers; each series also has its own marker and hatch.
 SERIES = tuple(f"#0a0c{i:02x}" for i in range(1, 10))
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "h")
-HATCHES = ("", "///", "...", "\\\\\\", "xx", "++", "--", "oo", "**")
+# Lines alone: a hatch of dots is a hundred times as much markup.
+HATCHES = ("", "///", "--", "\\\\\\", "xx", "++", "||", "//", "\\\\")
 
 LIGHT = {
     INK: "#1b1e23",
@@ -97,13 +98,17 @@ def svg_of(figure, is_tight: bool = True) -> str:
 
 
 def _slim(svg: str) -> str:
-    """The same drawing in about half the characters: no ids that nothing refers to, indents, digits beyond 1/100 pt."""
+    """The same drawing in about half the characters: no ids that nothing refers to, indents, digits beyond 1/100 pt.
+
+    Of points on a path 1/10 pt is enough.
+    """
     used = list(dict.fromkeys(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)))
     short = {name: f"i{place}" for place, name in enumerate(used)}
     svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{short[m.group(1)]}"' if m.group(1) in short else "", svg)
     svg = re.sub(r'(href="#|url\(#)([^")]+)', lambda m: m.group(1) + short[m.group(2)], svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
     svg = re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m.group(0)):.2f}", svg)
+    svg = re.sub(r'(?<= d=")[^"]*', lambda m: re.sub(r"\d+\.\d{2,}", _tenths, m.group(0)), svg)
     svg = re.sub(r">\s+<", "><", svg)
     svg = re.sub(r"<g>((?:(?!</?g\b).)*)</g>", r"\1", svg, flags=re.S)
     return _with_classes(svg)
@@ -124,6 +129,10 @@ def _with_classes(svg: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
+
+
+def _tenths(number: re.Match[str]) -> str:
+    return f"{float(number.group(0)):.1f}".removesuffix(".0")
 
 
 def themed(svg: str, title: str, description: str, key: str) -> str:

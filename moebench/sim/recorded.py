@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from moebench.sim.replay import Replay, replay
 from moebench.sim.uncertainty import draw, influence, seen_by
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
+
+if TYPE_CHECKING:
+    from moebench.run import Job
 
 SHOWN = 8  # near names that an error lists
 NEAR = 0.75  # of a name's parts, on average; less alike is another name
@@ -46,15 +50,18 @@ class RecordedCase:
         return draw(self.topology.parameters(), self.samples, self.seed)
 
 
-def load_case(run: Path, name: str) -> RecordedCase:
+def load_case(run: Path, name: str, job: "Job | None" = None) -> RecordedCase:
     """The case of a run folder that `find_case` finds.
+
+    Args:
+        job: of that folder, from `resume`, where several cases are loaded: planning takes longer than loading.
 
     Raises:
         InputError: no such run, no such case, several, or nothing was recorded for it.
     """
     from moebench.run import resume
 
-    job = resume(run)
+    job = job or resume(run)
     case = find_case(name, job.cases)
     topology = job.topologies[case.topology]
     programs = load_programs(job.folder.traces, case, topology)

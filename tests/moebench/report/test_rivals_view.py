@@ -48,7 +48,7 @@ def test_the_best_other_is_found_point_by_point(experiment, monkeypatch):
     assert "It is ahead at 3 of 6 points" in found.finding
     cells = {(row[0], row[1]): row[3:] for row in found.table.rows}
     assert cells["switch", "32"][:4] == ["deepspeed_sparse", "3.00", "2.00", "1.50x"]
-    assert cells["topk-4", "8"] == ["–", "–", "–", "–", "the others out of memory"]
+    assert cells["topk-4", "8"] == ["–", "–", "–", "–", "the others out of memory on 1x8"]
 
 
 def test_each_reading_of_the_rivals_has_its_figure(experiment, monkeypatch):
@@ -64,10 +64,10 @@ def test_each_reading_of_the_rivals_has_its_figure(experiment, monkeypatch):
 def test_tables_show_who_lacks_a_gate(experiment):
     """Every system at one batch size, the fastest marked, what is missing in words."""
     (table,) = step_time_tables(experiment, frame(TIMES))
-    assert list(table.columns) == ["gate", "deepspeed", "deepspeed_sparse", "hetumoe"]
+    assert list(table.columns) == ["size", "system", "switch", "gshard", "topk-4"]
     assert [list(row) for row in table.rows] == [
-        ["switch", "9.00", "3.00", "2.00 *"],
-        ["gshard", "no gate", "4.00 *", "8.00"],
-        ["topk-4", "no gate", "out of memory", "5.00 *"],
+        ["1x8", "deepspeed", "9.00", "no gate", "no gate"],
+        ["1x8", "deepspeed_sparse", "3.00", "4.00 *", "out of memory"],
+        ["1x8", "hetumoe", "2.00 *", "8.00", "5.00 *"],
     ]
     assert "batch size 32" in table.caption
