@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from moebench.kernels.collectives import operators
-from moebench.workloads.errors import InputError
+from moebench.systems.lancet.solver import new_solver, solver_module
 
 WHOLE, IRREGULAR = -1, 99  # beyond every axis: taken only where no axis will do
 Split = int
@@ -60,7 +60,7 @@ def infer_axes(nodes: Sequence[fx.Node], data: set[fx.Node]) -> Mapping[fx.Node,
 def _solved(
     inside: Sequence[fx.Node], domains: Mapping[fx.Node, list[Split]], rules: Mapping[fx.Node, list[tuple[Split, ...]]]
 ) -> Mapping[fx.Node, Split] | None:
-    cp_model = _solver_module()
+    cp_model = solver_module()
     model = cp_model.CpModel()
     variables = {
         value: model.NewIntVarFromDomain(cp_model.Domain.FromValues(domain), value.name)
@@ -69,8 +69,7 @@ def _solved(
     for node in inside:
         model.AddAllowedAssignments([variables[value] for value in (*inputs_of(node), node)], rules[node])
     model.Minimize(sum(variables[node] for node in inside))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
+    solver = new_solver()
     if solver.Solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return {value: solver.Value(variable) for value, variable in variables.items()}
@@ -257,11 +256,3 @@ _OWN_RULES: dict[str, Rule] = {
     "moebench::permute": _dispatch,
     "moebench::unpermute": _combine,
 }
-
-
-def _solver_module() -> Any:
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise InputError("splits are inferred with ortools, which is not installed: pip install ortools") from error
-    return cp_model

@@ -3,6 +3,7 @@
 from typing import Any
 
 from moebench.systems.lancet.labels import Problem
+from moebench.systems.lancet.solver import new_solver, solver_module
 from moebench.systems.lancet.weight_gradients import Assignment
 from moebench.workloads.errors import InputError
 
@@ -21,7 +22,7 @@ def exact(problem: Problem, keeps_precedence: bool = True, limit_s: float = 10.0
     Raises:
         InputError: ortools is not installed, or nothing was found in time.
     """
-    cp_model = _solver_module()
+    cp_model = solver_module()
     model = cp_model.CpModel()
     chosen = [
         {place: model.NewBoolVar(f"x{number}_{place}") for place in range(one.first, one.last + 1)}
@@ -38,9 +39,8 @@ def exact(problem: Problem, keeps_precedence: bool = True, limit_s: float = 10.0
         model.Add(variable <= sum(parts))
         hidden.append(variable)
     model.Maximize(sum(hidden))
-    solver = cp_model.CpSolver()
+    solver = new_solver()
     solver.parameters.max_time_in_seconds = limit_s
-    solver.parameters.num_workers = 1
     status = solver.Solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise InputError(f"the integer program found no assignment in {limit_s:g} s")
@@ -57,11 +57,3 @@ def _keep_precedence(model: Any, problem: Problem, chosen: list[dict[int, Any]])
 
 def _units(time_s: float) -> int:
     return round(time_s * _UNITS_PER_S)
-
-
-def _solver_module() -> Any:
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise InputError("the exact program needs ortools, which is not installed: pip install ortools") from error
-    return cp_model

@@ -189,9 +189,13 @@ def test_an_interrupted_run_leaves_no_rank_behind(tmp_path):
     run_ranks(F + "sums", 1, (0,))
     server = ranks._server.process
     timer = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
+
+    def run():
         timer.start()
         run_ranks(F + "hangs", 2, (0,), timeout_s=60)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
     assert server.poll() is not None
 
 
