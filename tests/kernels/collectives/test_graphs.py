@@ -1,5 +1,9 @@
 """Start and Wait inside graphs: they stay nodes, in the order that overlaps, in the forward and the backward graph."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
@@ -38,6 +42,7 @@ class _Keep:
         return make_boxed_func(module.forward)
 
 
+OWN_PROCESS = "MOEBENCH_TEST_IN_ITS_OWN_PROCESS"
 FORWARD = ["all_to_all_start", "mm", "mm", "wait"]
 BACKWARD = ["all_to_all_start", "mm", "mm", "mm", "mm", "wait"]
 
@@ -63,6 +68,13 @@ def _compiled(how, function, keep):
 @pytest.mark.parametrize("how", ["default", "min-cut", "dynamo"])
 def test_aot_graphs_keep_nodes_and_order(how, fake_world):
     """Forward and backward graphs; outputs and gradients as in eager mode."""
+    # Dynamo silently runs eagerly what anything earlier in its process has made it skip, so it gets a fresh one.
+    if how == "dynamo" and OWN_PROCESS not in os.environ:
+        test = f"{__file__}::test_aot_graphs_keep_nodes_and_order[dynamo]"
+        command = [sys.executable, "-m", "pytest", "-q", test]
+        done = subprocess.run(command, env=os.environ | {OWN_PROCESS: "1"}, capture_output=True, text=True)
+        assert "1 passed" in done.stdout, done.stdout + done.stderr
+        return
     keep = _Keep()
     x, w = torch.randn(8, 3), torch.randn(3, 3)
     results = []
