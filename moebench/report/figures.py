@@ -6,6 +6,7 @@ where panels stand below each other and labels above what they name.
 """
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ REGION_COLOURS = {
 
 
 MOST_COLUMNS = 4  # panels side by side
+LABEL_CHARACTERS = 19  # of an upright label: what stands beside it in the lowest panel
 
 
 def speedup_figure(
@@ -46,7 +48,7 @@ def speedup_figure(
     import matplotlib.pyplot as plt
 
     gates = list(dict.fromkeys(points["gate"]))
-    sizes = list(dict.fromkeys(points["size"]))
+    sizes = sorted(set(points["size"]), key=_nodes_and_ranks)
     batches = sorted(points["batch_size"].unique())
     columns = 1 if narrow else min(len(gates), MOST_COLUMNS)
     lines = -(-len(gates) // columns)
@@ -82,7 +84,8 @@ def speedup_figure(
 
 def _speedup_panel(axis, points: pd.DataFrame, sizes: Sequence[str], batches: Sequence[int]) -> None:
     offsets = np.linspace(-0.18, 0.18, max(len(sizes), 2))
-    missing: dict[int, list[str]] = {}
+    missing: dict[int, dict[str, list[str]]] = {}  # place -> why there is no value -> on which sizes
+    known = np.zeros(len(batches), dtype=bool)
     for i, size in enumerate(sizes):
         line = points[points["size"] == size].set_index("batch_size").reindex(batches)
         x = np.arange(len(batches)) + offsets[i]
@@ -92,16 +95,24 @@ def _speedup_panel(axis, points: pd.DataFrame, sizes: Sequence[str], batches: Se
             x, value, yerr=np.clip(error, 0, None), color=SERIES[i], marker=MARKERS[i], ms=5, lw=1.3, elinewidth=1,
             capsize=2, label=size,
         )  # fmt: skip
+        known |= ~np.isnan(value)
         for j, note in enumerate(line["note"]):
             if isinstance(note, str) and note:
-                missing.setdefault(j, []).append(note)
+                missing.setdefault(j, {}).setdefault(note, []).append(size)
     for j, notes in missing.items():
-        text = "\n".join(dict.fromkeys(notes))
-        axis.annotate(text, (j, 0), xycoords=("data", "axes fraction"), xytext=(0, 6), textcoords="offset points",
-                      ha="center", va="bottom", rotation=90, fontsize=8, color=MUTED)  # fmt: skip
+        told = [note if len(on) == len(sizes) else f"{note} on {', '.join(on)}" for note, on in notes.items()]
+        text = "\n".join(line for one in told for line in wrap(one, LABEL_CHARACTERS))
+        x, side = (j + 0.3, "left") if known[j] else (j, "center")  # beside the points of other sizes
+        axis.annotate(text, (x, 0), xycoords=("data", "axes fraction"), xytext=(0, 6), textcoords="offset points",
+                      ha=side, va="bottom", rotation=90, fontsize=7.5, color=MUTED, linespacing=1.0)  # fmt: skip
     axis.set_xticks(range(len(batches)), [str(b) for b in batches])
     axis.set_xlim(-0.5, len(batches) - 0.5)
     axis.grid(axis="x", visible=False)
+
+
+def _nodes_and_ranks(size: str) -> tuple[int, ...]:
+    """`4x8` in the order of numbers."""
+    return tuple(int(part) for part in size.split("x"))
 
 
 def map_figure(

@@ -52,7 +52,7 @@ def _points(step_times: pd.DataFrame, sides: Sides) -> pd.DataFrame:
             continue
         entry = dict(zip(_POINT, key)) | {"rival": "", "value": np.nan, "low": np.nan, "high": np.nan}
         who = [system] * (own["status"] != "passed") + ["the others"] * able.empty
-        entry["note"] = f"{'all' if len(who) > 1 else who[0]} out of memory on {entry['size']}" if who else ""
+        entry["note"] = f"{'all' if len(who) > 1 else who[0]} out of memory" if who else ""
         if not who:
             entry |= _against(own, able)
         rows.append(entry)
