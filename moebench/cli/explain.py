@@ -139,7 +139,7 @@ def _print_differences(found: "Comparison", top: int) -> None:
             share = _percent(d.delta_s, found.delta_s) if found.delta_s else ""
             rows.append([d.label, *times, _time(d.delta_s, longest_s), share])
         whole = (found.first.step_s, found.second.step_s, found.delta_s)
-        rows.append([found.first.what, *(_time(part_s, longest_s) for part_s in whole), ""])
+        rows.append([f"the whole {found.first.what}", *(_time(part_s, longest_s) for part_s in whole), ""])
         _print_fitting([title, "A", "B", "A less B", "of the difference"], rows)
 
 
