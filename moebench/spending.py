@@ -28,6 +28,10 @@ class Spending:
         """Seconds that are left; infinite without a budget."""
         return float("inf") if self.until_s is None else self.until_s - time.monotonic()
 
+    def part(self, shares: int) -> "Spending":
+        """The same width, for one of so many equal shares of what is left."""
+        return self if self.until_s is None else Spending(self.width, time.monotonic() + self.left_s / shares)
+
 
 def spending_of(budget: str | None, width: str | None) -> Spending | None:
     """What `--time-budget` and `--interval` say, the budget from now on; None where neither is given.

@@ -70,8 +70,8 @@ _CHOICES = {
     "--time-budget",
     "budget",
     metavar="DURATION",
-    help="Measure on this machine for about so long (10m): every point in two processes, then further ones where the "
-    "intervals are widest.",
+    help="Measure for about so long (10m): every point in two processes, or starts of its ranks, then in further ones "
+    "where the intervals are widest.",
 )
 @click.option(
     "--interval",
@@ -226,8 +226,10 @@ def _check_measured(settings: Sequence[str], ready: "Plan") -> None:
 
 def _check_spending(spending: "Spending | None", cases: Sequence["Case"]) -> None:
     """Refuse a budget for measuring where nothing is measured by it."""
-    if spending is not None and all(case.engine != "local" for case in cases):
-        raise InputError("--time-budget and --interval are about what engine local measures, and no case runs in it")
+    if spending is not None and not any(case.engine in ("local", "cluster") for case in cases):
+        raise InputError(
+            "--time-budget and --interval are about what engines local and cluster measure, and no case runs in them"
+        )
 
 
 def _resume(path: Path, timeout_s: float | None, spending: "Spending | None") -> int:

@@ -6,17 +6,20 @@ the ranks' own report, and the others are started again.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import monotonic
 
 from moebench import kinds
 from moebench.case import Case
 from moebench.cluster.blame import blame
 from moebench.cluster.launchers import Launcher, check_startable, launcher_of
-from moebench.cluster.rows import Measured, rows_of_case, take
+from moebench.cluster.rows import Measured, rows_of_case, take, times_s
 from moebench.cluster.session import Session
 from moebench.cluster.worker import FIRST_STEP_S, TARGET, Request, plan_samples
 from moebench.local.engine import by_point
 from moebench.ranks import PlaceLost, RanksError
 from moebench.results.rows import Row
+from moebench.spend import NOT_REACHED, Held, interval_width, spend
+from moebench.spending import Spending
 from moebench.stopping import CannotGoOn
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -61,6 +64,7 @@ def run_cases(
     processes: int = PROCESSES,
     blocks: int = BLOCKS,
     timeout_s: float | None = None,
+    spending: Spending | None = None,
 ) -> Iterator[list[Row]]:
     """Measure `cases` on real ranks; yields the rows of one case at a time.
 
@@ -71,13 +75,16 @@ def run_cases(
         processes, blocks: starts of the ranks a point, and blocks in each; every case is timed twice a block.
         timeout_s: how long a step may take before its ranks are taken for stuck and ended; default by what it takes
             (`moebench.cluster.worker.Request`).
+        spending: start the ranks again for what is still uncertain; topologies share the time equally, and a point that
+            it can't reach at all is `skipped`.
 
     Raises:
         InputError: a topology that can't be started here.
         CannotGoOn: it could at first.
     """
     check(cases, topologies)
-    for name in dict.fromkeys(case.topology for case in cases):
+    names = list(dict.fromkeys(case.topology for case in cases))
+    for index, name in enumerate(names):
         topology = topologies[name]
         runnable = []
         for case in cases:
@@ -91,11 +98,42 @@ def run_cases(
                 yield rows_of_case(case, topology, Measured(status=status, reason=reason))
         if not runnable:
             continue
+        share = None if spending is None else spending.part(len(names) - index)
         with _built(topology), launcher_of(topology, _session) as launcher:
-            for point in by_point(runnable):
-                found = _Point(point, topology, launcher, processes, blocks, timeout_s).measured()
-                for case in point:
-                    yield rows_of_case(case, topology, found[case.hash])
+            points = [_Point(point, topology, launcher, blocks, timeout_s) for point in by_point(runnable)]
+            for found in _measured(points, processes, share):
+                for case in found.cases:
+                    yield rows_of_case(case, topology, found.found[case.hash])
+
+
+def _measured(points: Sequence["_Point"], processes: int, spending: Spending | None) -> Iterator["_Point"]:
+    """Each point when all that there is time for has been measured."""
+    held: list[Held] = []
+    waiting: dict[str, _Point] = {}
+    try:
+        for point in points:
+            if spending is not None and spending.left_s <= 0:
+                point.give_up("skipped", NOT_REACHED)
+            start = monotonic()
+            for process in range(processes):
+                point.measure(process)
+            process_s = (monotonic() - start) / processes
+            if spending is None or point.width() <= spending.width:
+                yield point
+            else:
+                held.append(Held(point.cases, process_s, processes, point.width, point.forget))
+                waiting[point.cases[0].hash] = point
+    except (KeyboardInterrupt, Exception):  # what was measured is whole, and only waited for more
+        yield from waiting.values()
+        raise
+
+    def again(chosen: Sequence[Held], process: int) -> None:
+        for one in chosen:
+            waiting[one.point[0].hash].measure(process)
+
+    if spending is not None:
+        for one in spend(held, spending, again, together=1):
+            yield waiting[one.point[0].hash]
 
 
 @contextmanager
@@ -113,24 +151,31 @@ class _Point:
     """The cases of one point, until all have been measured in every start or have failed."""
 
     def __init__(
-        self,
-        cases: Sequence[Case],
-        topology: Topology,
-        launcher: Launcher,
-        processes: int,
-        blocks: int,
-        timeout_s: float | None,
+        self, cases: tuple[Case, ...], topology: Topology, launcher: Launcher, blocks: int, timeout_s: float | None
     ) -> None:
         self.cases, self.topology, self.launcher = cases, topology, launcher
-        self.processes, self.blocks, self.timeout_s = processes, blocks, timeout_s
+        self.blocks, self.timeout_s = blocks, timeout_s
         self.found = {case.hash: Measured() for case in cases}
         self.losses = 0
 
-    def measured(self) -> dict[str, Measured]:
-        """Measure; by case hash."""
-        for process in range(self.processes):
-            self._start(process, self.cases)
-        return self.found
+    def measure(self, process: int) -> None:
+        """Measure them in one start of the ranks, of that number."""
+        self._start(process, self.cases)
+
+    def width(self) -> float:
+        """The widest interval of a median, as a share of it; 0 without numbers."""
+        numbers = [own for own in self.found.values() if own.status == "passed" and own.samples]
+        return max((interval_width(times_s(own)) for own in numbers), default=0.0)
+
+    def forget(self, process: int) -> None:
+        """Drop what one start has measured, which was stopped in its middle."""
+        for own in self.found.values():
+            own.samples.pop(process, None)
+
+    def give_up(self, status: str, reason: str) -> None:
+        """None of them is measured, for a reason."""
+        for own in self.found.values():
+            own.status, own.reason = status, reason
 
     def _start(self, process: int, cases: Sequence[Case]) -> None:
         """Measure those of `cases` that have not failed, together where that works."""

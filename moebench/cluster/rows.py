@@ -5,6 +5,8 @@ A case whose processors and not its network set the pace is marked `cpu-bound`; 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from moebench import kinds
 from moebench.case import Case
 from moebench.cluster.worker import Detail, Report, Sample
 from moebench.local.stats import outliers, summarise
+from moebench.local.throttle import THROTTLED, is_throttled
 from moebench.program import Op
 from moebench.results.rows import CPU_BOUND, Row, row_of
 from moebench.sim.cost import NO_DEVICE_WORK
@@ -42,6 +45,11 @@ class Merged:
     machine_share: float
     wire_share: float | None
     detail: dict[str, Any]
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether a GPU slowed itself down meanwhile."""
+        return self.detail.get("mark") == THROTTLED
 
 
 @dataclass
@@ -98,7 +106,25 @@ def merge(seen: Sequence[Sample], reports: Sequence[Report], topology: Topology)
     detail |= {"ranks_s": ranks_s, "spread_s": _digits(max(ranks_s) - min(ranks_s))}
     if first.nics:
         detail["nics"] = [asdict(nic) for nic in first.nics]
+    detail |= _slowest_clocks([sample.clocks for sample in seen])
     return Merged(span_s / first.steps, cpu_share, machine_share, wire_share, detail)
+
+
+def _slowest_clocks(clocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rates of the slowest GPU, all reasons that throttled any; the mark of such a sample."""
+    known = [one for one in clocks if one]
+    if not known:
+        return {}
+    found: dict[str, Any] = {name: min(one[name] for one in known) for name in ("sm_clock_mhz", "memory_clock_mhz")}
+    found["throttle_reasons"] = reduce(or_, (one["throttle_reasons"] for one in known))
+    return found | ({"mark": THROTTLED} if is_throttled(found) else {})
+
+
+def times_s(measured: Measured) -> list[list[float]]:
+    """The step times that may be summarised, by process: without those of throttled GPUs, unless all are."""
+    good = [[sample for sample in those if not sample.is_throttled] for those in measured.samples.values()]
+    chosen = [those for those in good if those] or list(measured.samples.values())
+    return [[sample.time_s for sample in those] for those in chosen]
 
 
 def rows_of_case(case: Case, topology: Topology, measured: Measured) -> list[Row]:
@@ -114,7 +140,7 @@ def rows_of_case(case: Case, topology: Topology, measured: Measured) -> list[Row
     rows = []
     for index, ((process, sample), is_outlier) in enumerate(zip(samples, marks)):
         detail: dict[str, Any] = {"process": process, **sample.detail, **_shares([sample])}
-        if is_outlier:
+        if is_outlier and not sample.is_throttled:
             detail["mark"] = "outlier"
         rows.append(row_of(case, hardware, case.workload.metric, "s", sample.time_s, sample=index, detail=detail))
     rows.append(_summary(case, hardware, measured))
@@ -128,9 +154,8 @@ def is_cpu_bound(cores_share: float, wire_share: float | None) -> bool:
 
 
 def _summary(case: Case, hardware: str, measured: Measured) -> Row:
-    groups = [[sample.time_s for sample in those] for those in measured.samples.values()]
     samples = [sample for those in measured.samples.values() for sample in those]
-    s = summarise(groups)
+    s = summarise(times_s(measured))
     shares = _shares(samples)
     detail: dict[str, Any] = {"q1": s.q1, "q3": s.q3, "minimum": s.minimum, "maximum": s.maximum}
     detail |= {"count": s.count, "processes": s.processes, "device": measured.device}

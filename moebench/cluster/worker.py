@@ -6,11 +6,11 @@ share a point differ in their system only and are timed interleaved, so that wha
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from moebench.case import Case
 from moebench.cluster.blame import CaseFailed
 from moebench.cluster.host import Host, HostTimes, keep_freed_memory, this_host
 from moebench.kernels.collectives.group import Group
-from moebench.local.clock import quiet_interpreter
+from moebench.local.clock import gpu_clocks, quiet_interpreter
 from moebench.local.stats import balanced_order
 from moebench.local.step import Step, build_step
 from moebench.local.worker import failure_of
@@ -80,6 +80,7 @@ class Sample:
         start_s, end_s: on the monotonic clock of the rank's host.
         cpu_s: processor time of this rank; machine_cpu_s: of everything on its host.
         nics: rank 0 only: what went over each node's NIC, the barriers' share included.
+        clocks: of this rank's GPU right after; empty on a CPU.
     """
 
     case: int
@@ -91,6 +92,7 @@ class Sample:
     cpu_s: float
     machine_cpu_s: float
     nics: "tuple[NicCounters, ...]" = ()
+    clocks: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -206,8 +208,9 @@ def _timed(request: Request, steps: Sequence[Step], once_s: Sequence[float], pee
                 before = read() if read else ()
                 seen = _sample(steps[chosen], counts[chosen], peers)
                 nics = tuple(now - then for now, then in zip(read(), before)) if read else ()
+                clocks = gpu_clocks(peers.device.index) if peers.device.type == "cuda" else {}
                 peers.barrier()  # nobody sends before the counters are read
-            yield Sample(chosen, block, place, counts[chosen], *seen, nics)
+            yield Sample(chosen, block, place, counts[chosen], *seen, nics, clocks)
 
 
 def _sample(step: Step, count: int, peers: _Peers) -> tuple[float, float, float, float]:

@@ -84,21 +84,22 @@ class CudaClock:
         if ahead:  # where issuing took longer than the GPU slept, the host is part of the time
             extra["issued_ahead"] = (time.perf_counter_ns() - began) * 1e-9 < AHEAD_S
         end.synchronize()
-        return start.elapsed_time(end) * 1e-3, extra | self._clocks()
+        return start.elapsed_time(end) * 1e-3, extra | gpu_clocks(self._device.index or 0)
 
-    def _clocks(self) -> dict[str, Any]:
-        """Clock rates and throttle reasons now; empty where NVIDIA's management library is absent."""
-        try:
-            import pynvml
-        except ImportError:
-            return {}
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(self._device.index or 0)
-        return {
-            "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-            "throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-        }
+
+def gpu_clocks(device_index: int) -> dict[str, Any]:
+    """Clock rates and throttle reasons of a GPU now; empty where NVIDIA's management library is absent."""
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(device_index)
+    return {
+        "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    }
 
 
 def clock_for(kind: str) -> Clock:

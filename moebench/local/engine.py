@@ -14,10 +14,11 @@ from moebench.case import Case
 from moebench.local.child import ChildFailed, run_child
 from moebench.local.clock import clock_for
 from moebench.local.rows import rows_of_case
-from moebench.local.spend import Held, spend, width_of
+from moebench.local.throttle import judged
 from moebench.local.worker import Request
 from moebench.results.rows import Row
 from moebench.sim.rows import rows_without_number
+from moebench.spend import NOT_REACHED, Held, interval_width, spend
 from moebench.spending import Spending
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
@@ -70,6 +71,7 @@ def run_cases(
     """
     measure = partial(measure_points, blocks=blocks, threads=threads)
     held: list[Held] = []
+    held_found: dict[str, Measured] = {}
     try:
         for batch in _batches(by_point(cases)):
             topology = topologies[batch[0][0].topology]
@@ -83,22 +85,23 @@ def run_cases(
             process_s = (monotonic() - start) / processes / len(batch)
             for point in batch:
                 if spending is not None and width_of(point, found) > spending.width:
-                    held.append(Held(point, found, process_s, processes))
+                    width, forget = partial(width_of, point, found), partial(_forget, point, found)
+                    held.append(Held(point, process_s, processes, width, forget))
+                    held_found |= {case.hash: found[case.hash] for case in point}
                 else:
                     yield from _rows(point, topologies, found)
     except KeyboardInterrupt:  # what was measured is whole, and only waited for more
         for one in held:
-            yield from _rows(one.point, topologies, one.measured)
+            yield from _rows(one.point, topologies, held_found)
         raise
 
     def again(chosen: Sequence[Held], process: int) -> None:
         kind = topologies[chosen[0].point[0].topology].hardware.kind
-        known = {case.hash: one.measured[case.hash] for one in chosen for case in one.point}
-        measure([one.point for one in chosen], kind, 1, first=process, found=known)
+        measure([one.point for one in chosen], kind, 1, first=process, found=held_found)
 
     if spending is not None:
         for one in spend(held, spending, again, POINTS_A_PROCESS):
-            yield from _rows(one.point, topologies, one.measured)
+            yield from _rows(one.point, topologies, held_found)
 
 
 def _rows(
@@ -106,6 +109,27 @@ def _rows(
 ) -> Iterator[list[Row]]:
     for case in point:
         yield rows_of_case(case, topologies[case.topology], found[case.hash])
+
+
+def width_of(point: Sequence[Case], found: Mapping[str, Measured]) -> float:
+    """The widest interval of a point's cases and regimes, as a share of its median; 0 without numbers."""
+    widest = 0.0
+    for case in point:
+        own = found[case.hash]
+        if own.status != "passed":
+            continue
+        for regime in {sample["regime"] for sample in own.samples}:
+            groups: dict[int, list[float]] = {}
+            for sample in judged([sample for sample in own.samples if sample["regime"] == regime]):
+                groups.setdefault(sample["process"], []).append(sample["time_s"])
+            widest = max(widest, interval_width(list(groups.values())))
+    return widest
+
+
+def _forget(point: Sequence[Case], found: Mapping[str, Measured], process: int) -> None:
+    for case in point:
+        samples = found[case.hash].samples
+        samples[:] = [sample for sample in samples if sample["process"] != process]
 
 
 def _batches(points: Sequence[tuple[Case, ...]]) -> Iterator[list[tuple[Case, ...]]]:
@@ -130,7 +154,7 @@ def _cannot_measure(topology: Topology, spending: Spending | None) -> tuple[str,
         reason = f"the local engine runs one rank and {topology.name} has {topology.ranks}: use --engine sim"
         return "unsupported", reason
     if spending is not None and spending.left_s <= 0:
-        return "skipped", "the time budget was spent before its turn; give more, or run it by itself"
+        return "skipped", NOT_REACHED
     return "unsupported", _clock_problem(topology.hardware.kind) or ""
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moebench.local import engine, spend
+from moebench import spend
+from moebench.local import engine
 from moebench.local.engine import Measured, run_cases
 from moebench.local.warm_up import FEWEST_STEPS, MOST_STEPS, SETTLED_STEPS, warm_up
 from moebench.spending import Spending, seconds_of, spending_of
@@ -39,7 +40,7 @@ def clock(monkeypatch):
         return now[0]
 
     clock.stop_at, clock.asked = None, asked
-    for module in ("moebench.local.engine.monotonic", "moebench.local.spend.time.monotonic"):
+    for module in ("moebench.local.engine.monotonic", "moebench.spend.time.monotonic"):
         monkeypatch.setattr(module, clock)
     monkeypatch.setattr(engine, "measure_points", measure_points)
     monkeypatch.setattr(engine, "rows_of_case", lambda case, topology, measured: [(case, measured)])
@@ -75,7 +76,7 @@ def test_time_goes_where_intervals_are_widest(clock):
 def test_an_interval_that_is_narrow_enough_ends_it(clock):
     """Without a budget: as long as it takes, but no more than so many processes."""
     found = {row[0].hash: row[1] for row in run(Spending(0.2))}
-    assert spend.width_of((NOISY,), found) <= 0.2
+    assert engine.width_of((NOISY,), found) <= 0.2
     assert len({s["process"] for s in found[QUIET.hash].samples}) == 2
     ((_, measured),) = run(Spending(1e-6), [NOISY])
     assert len({s["process"] for s in measured.samples}) == spend.MOST_PROCESSES

@@ -1,22 +1,18 @@
 """Which points of a run are measured again: further processes where the intervals are widest.
 
-Apart from the engine, whose minimum every point has had before: here is only what is done with time that is left.
+Apart from the engines, whose minimum every point has had before: here is only what is done with time that is left.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from moebench.case import Case
 from moebench.local.stats import summarise
-from moebench.local.throttle import judged
 from moebench.spending import Spending
 
-if TYPE_CHECKING:
-    from moebench.local.engine import Measured
-
 MOST_PROCESSES = 20  # of a point: an interval that stays wide says something about the machine
+NOT_REACHED = "the time budget was spent before its turn; give more, or run it by itself"
 
 Point = tuple[Case, ...]
 
@@ -27,16 +23,20 @@ class Held:
 
     Attributes:
         process_s: what a process takes for it.
+        processes: that have measured it.
+        width_of: its widest interval as a share of the median, from all that is measured.
+        forget: drops what the process of a number has measured, which was stopped in its middle.
     """
 
     point: Point
-    measured: Mapping[str, "Measured"]
     process_s: float
     processes: int
+    width_of: Callable[[], float]
+    forget: Callable[[int], None]
     width: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.width = width_of(self.point, self.measured)
+        self.width = self.width_of()
 
     @property
     def shares_a_process(self) -> bool:
@@ -47,20 +47,10 @@ class Held:
 Again = Callable[[Sequence[Held], int], None]
 
 
-def width_of(point: Point, measured: Mapping[str, "Measured"]) -> float:
-    """The widest interval of a point's cases and regimes, as a share of its median; 0 without numbers."""
-    widest = 0.0
-    for case in point:
-        own = measured[case.hash]
-        if own.status != "passed":
-            continue
-        for regime in {sample["regime"] for sample in own.samples}:
-            groups: dict[int, list[float]] = {}
-            for sample in judged([sample for sample in own.samples if sample["regime"] == regime]):
-                groups.setdefault(sample["process"], []).append(sample["time_s"])
-            s = summarise(list(groups.values()))
-            widest = max(widest, (s.high - s.low) / s.median)
-    return widest
+def interval_width(groups: Sequence[Sequence[float]]) -> float:
+    """Width of the interval of a median, as a share of it; one group of samples a process."""
+    s = summarise(groups)
+    return (s.high - s.low) / s.median
 
 
 def spend(held: list[Held], spending: Spending, again: Again, together: int) -> Iterator[Held]:
@@ -71,23 +61,23 @@ def spend(held: list[Held], spending: Spending, again: Again, together: int) -> 
         together: how many points one process may measure.
 
     Raises:
-        KeyboardInterrupt: after what was measured before has been yielded.
+        KeyboardInterrupt, Exception: what `again` raised, after what was measured before has been yielded.
     """
-    stopped: KeyboardInterrupt | None = None
+    stopped: BaseException | None = None
     while chosen := _chosen(held, spending, together):
         process = max(one.processes for one in chosen)
         start = time.monotonic()
         try:
             again(chosen, process)
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, Exception) as stop:
             for one in chosen:
-                _forget(one, process)
+                one.forget(process)
             stopped = stop
             break
         took_s = time.monotonic() - start
         for one in chosen:
             one.processes, one.process_s = process + 1, took_s / len(chosen)
-            one.width = width_of(one.point, one.measured)
+            one.width = one.width_of()
             if one.width <= spending.width:
                 held.remove(one)
                 yield one
@@ -111,10 +101,3 @@ def _chosen(held: Sequence[Held], spending: Spending, together: int) -> list[Hel
         if sum(other.process_s for other in chosen) + one.process_s <= left_s:
             chosen.append(one)
     return chosen
-
-
-def _forget(one: Held, process: int) -> None:
-    """Drop the samples of a process that was stopped in its middle."""
-    for case in one.point:
-        own = one.measured[case.hash]
-        own.samples[:] = [sample for sample in own.samples if sample["process"] != process]
