@@ -85,11 +85,31 @@ def route_part(experts_PK: Tensor, used_E: Tensor, shape: GPT2MoEShape) -> tuple
         experts_PK: -1 where there is no route.
         used_E: slots of each expert that the parts before have used.
     """
-    positions_PK, counts_E = assign_slots(experts_PK, shape.experts, shape.conventions.choice_order)
-    before_PK = used_E.index_select(0, experts_PK.clamp(min=0).view(-1)).view(experts_PK.shape)
-    is_route_PK = positions_PK >= 0
-    positions_PK = torch.where(is_route_PK, positions_PK + before_PK, positions_PK)
-    return slot_rows(experts_PK, positions_PK, shape.capacity), (used_E + counts_E).clamp(max=shape.capacity)
+    is_choice_major = shape.conventions.choice_order == "choice-major"
+    positions_PK, _, queued_E = slots_in_part(experts_PK, shape.experts, is_choice_major, None, used_E)
+    return slot_rows(experts_PK, positions_PK, shape.capacity), queued_E.clamp(max=shape.capacity)
+
+
+def slots_in_part(
+    experts_PK: Tensor, experts: int, choice_major: bool, capacity: int | None, used_E: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `assign_slots` gives the part's routes when it sees the whole batch; a node of a partitioned graph.
+
+    Args:
+        used_E: routes to each expert in the parts before; None for the first part.
+
+    Returns:
+        positions_PK, counts_E of this part, and routes to each expert once it has queued.
+    """
+    order = "choice-major" if choice_major else "token-major"
+    positions_PK, counts_E = assign_slots(experts_PK, experts, order)
+    if used_E is not None:
+        before_PK = used_E.index_select(0, experts_PK.clamp(0, experts - 1).view(-1)).view(experts_PK.shape)
+        positions_PK = torch.where(positions_PK >= 0, positions_PK + before_PK, positions_PK)
+        used_E = used_E + counts_E
+    if capacity is not None:
+        positions_PK = positions_PK.masked_fill(positions_PK >= capacity, -1)
+    return positions_PK, counts_E, counts_E if used_E is None else used_E
 
 
 def naive_kept(experts_TK: Tensor, shape: GPT2MoEShape, parts: int) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from moebench.kernels.collectives import operators
+from moebench.systems.lancet import composites
 
 _STARTS = {
     operators.all_to_all_start: "all_to_all",
@@ -16,7 +17,9 @@ _STARTS = {
     operators.reduce_start: "reduce",
     operators.gather_start: "gather",
     operators.scatter_start: "scatter",
+    **composites.LAUNCHES,
 }
+_WAITS = {operators.wait, *composites.WAITS}
 _VIEWS = {
     torch.ops.aten.view.default,
     torch.ops.aten._unsafe_view.default,
@@ -39,13 +42,16 @@ _VIEWS = {
 
 
 def collective_of(node: fx.Node) -> str | None:
-    """`all_to_all`, `all_reduce`, ... of a node that launches one; None of all others."""
+    """`all_to_all`, `all_reduce`, ... of a node that launches one; None of all others.
+
+    The exchange of a part's sizes is no `all_to_all` but `sizes`: it is too short for anything to go under it.
+    """
     return _STARTS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]
 
 
 def is_wait(node: fx.Node) -> bool:
     """Whether the node waits for a collective, its first argument."""
-    return node.op == "call_function" and node.target is operators.wait
+    return node.op == "call_function" and node.target in _WAITS
 
 
 def is_view(node: fx.Node) -> bool:

@@ -3,15 +3,17 @@
     plan = plan_partition(step, times, part_times)
     print("\\n".join(map(str, plan.pipelines)))
 
-It decides; it does not rewrite the graph.
+It decides; `in_parts` rewrites the graph.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx
 
 from moebench.systems.lancet.axes import IRREGULAR, WHOLE, Split, data_of, infer_axes, inputs_of
+from moebench.systems.lancet.blocks import blocks_of
 from moebench.systems.lancet.capture import StepGraph
 from moebench.systems.lancet.instructions import ALL_TO_ALL, of_kind
 from moebench.systems.lancet.nodes import collective_of, is_wait, region_of, value_of
@@ -152,7 +154,7 @@ class _Search:
             return Cost(whole_s)
         inside = self._with_waits(begin, stop)
         axes = infer_axes(inside, self._data)
-        if axes is None:
+        if axes is None or isinstance(blocks_of(inside, axes), str):
             return Cost(whole_s)
         sizes = {_size(node, axis) for node, axis in axes.items() if axis not in (WHOLE, IRREGULAR)}
         counts = common_counts(sorted(sizes), self._limits.most_parts)
@@ -200,7 +202,15 @@ class _Search:
             at for at in range(1, len(regions))
             if regions[at] != regions[at - 1] and (regions[at] in _APART or regions[at - 1] in _APART)
         ]
-        return group(self._program, self._group_s(), self.blocks, edges)
+        ends = [end for _, end in group(self._program, self._group_s(), self.blocks, edges)]
+        ends = sorted({self._behind_results(end) for end in ends})
+        return list(zip([0, *ends], ends))
+
+    def _behind_results(self, at: int) -> int:
+        """The first instruction from `at` on that is not one of several results of the one before."""
+        while at < len(self._nodes) and self._nodes[at].target is operator.getitem:
+            at += 1
+        return at
 
     def _group_s(self) -> float:
         if self._limits.group_s is not None:

@@ -4,6 +4,7 @@ A plan names its operators, its values by number, and neither a device nor a ran
 travels by pickle, and a rank that only runs it needs no graph compiler.
 """
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from moebench.systems.lancet import composites
 
 _GETITEM = "getitem"
 
@@ -38,7 +41,7 @@ class Call:
 
     Attributes:
         name: of the graph's node.
-        target: `namespace::operator.overload`.
+        target: `namespace::operator.overload`, or one of `composites`.
         region: part of the step.
         result: number of its value; inputs have the first numbers.
         frees: values that nobody reads after this call.
@@ -99,6 +102,8 @@ def function_of(target: str) -> Callable[..., Any]:
     """
     if target == _GETITEM:
         return operator.getitem
+    if target in composites.COMPOSITES:
+        return composites.COMPOSITES[target]
     namespace, _, rest = target.partition("::")
     name, _, overload = rest.partition(".")
     try:
@@ -110,6 +115,9 @@ def function_of(target: str) -> Callable[..., Any]:
 def _name_of(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return _GETITEM
+    composite = composites.name_of(node.target) if callable(node.target) else None
+    if composite is not None:
+        return composite
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         raise ValueError(f"node {node.name} is no call of an operator: {node.op} {node.target}")
     return f"{node.target._schema.name}.{node.target._overloadname}"
@@ -117,12 +125,15 @@ def _name_of(node: fx.Node) -> str:
 
 def _args(node: fx.Node) -> Iterator[Any]:
     """The arguments, with the key of a group replaced."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        yield from node.args
-        return
-    for declared, arg in zip(node.target._schema.arguments, node.args):
-        is_key = declared.name == "group" and node.target.namespace == "moebench"
-        yield TheGroup() if is_key else arg
+    if isinstance(node.target, torch._ops.OpOverload):
+        is_ours = node.target.namespace == "moebench"
+        names = [declared.name if is_ours else "" for declared in node.target._schema.arguments]
+    elif node.target is operator.getitem:
+        names = ["", ""]
+    else:
+        names = list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
+    for name, arg in zip(names, node.args):
+        yield TheGroup() if name == "group" else arg
 
 
 def _plain(arg: Any, numbers: Mapping[fx.Node, int]) -> Any:

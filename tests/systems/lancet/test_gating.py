@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from moebench.kernels.collectives.group import described_group
-from moebench.ranks import run_ranks
+from moebench.kernels.permute import permute
+from moebench.systems.lancet import irregular
 from moebench.systems.lancet.gating import naive_kept, partition_problem, route_in_parts
-from moebench.systems.lancet.irregular import IrregularExchange
 from moebench.workloads.errors import InputError
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.models.moe import routes_of
@@ -86,15 +86,32 @@ def test_gates_that_have_no_parts_say_why(shape, parts, before_gate, says):
             list(route_in_parts(torch.randn(shape.tokens, shape.experts), shape, parts))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_parts_move_what_one_exchange_moves(ranks):
-    """There and back, for 2, 4 and 8 parts and both gates: the same buffers, and no byte of padding."""
-    run_ranks("tests.systems.lancet.on_ranks:irregular_is_regular", ranks)
-
-
-def test_parts_beyond_the_capacity_are_refused():
-    """Slots that there are not would be those of the next expert."""
-    exchange = IrregularExchange(described_group(1), experts=2, capacity=3)
-    exchange.sizes(torch.tensor([2, 3]))
-    with pytest.raises(ValueError, match="its 3 slots"):
-        exchange.sizes(torch.tensor([2, 0]))
+def test_packed_rows_come_back_and_fill_the_buffers():
+    """Alone: sent, computed by expert and sent back in parts, the buffers are those of the whole batch."""
+    key = described_group(1).key
+    for gate in (GateSpec("switch"), GateSpec("bpr", 1)):
+        shape = replace(WIDE, gate=gate)
+        torch.manual_seed(3)
+        x_TD = torch.randn(shape.tokens, 3)
+        logits = torch.randn(shape.tokens, shape.experts) + 0.4 * torch.arange(shape.experts)
+        routes = list(route_in_parts(logits, shape, 4))
+        rows_TK = torch.cat([part.rows_PK for part in routes])
+        x_ND = permute(x_TD, rows_TK, shape.experts * shape.capacity)
+        sizes, there, back = [], [], []
+        for number, (part, x_PD) in enumerate(zip(routes, x_TD.chunk(4))):
+            packed_PK, counts_E = irregular.part_layout(part.rows_PK, shape.experts, shape.capacity)
+            assert torch.equal(counts_E, part.ends_E - part.begins_E)
+            started = irregular.start_sizes(counts_E, key)
+            sizes.append(irregular.read_sizes(started, counts_E, shape.capacity, number, 4, key))
+            sent = permute(x_PD, packed_PK, packed_PK.numel())
+            there.append(irregular.by_expert(irregular.launch_dispatch(sent, sizes[-1], key).wait(), sizes[-1]))
+            returned = irregular.launch_combine(irregular.by_source(2 * there[-1], sizes[-1]), sizes[-1], key)
+            back.append(irregular.wait_part(returned))
+            kept = packed_PK >= 0
+            assert torch.equal(back[-1].index_select(0, packed_PK[kept]), 2 * x_PD[kept[:, 0]])
+        blocks = range(shape.experts)
+        for parts, factor in ((there, 1), (back, 2)):
+            whole = irregular.merged(parts, sizes, blocks, shape.capacity, x_ND.shape)
+            assert torch.equal(whole, factor * x_ND)
+        with pytest.raises(ValueError, match="than its 1 slots"):
+            irregular.merged(there, sizes, blocks, 1, x_ND.shape)
