@@ -5,7 +5,6 @@ What came out is remembered by system, gate, dtype, conventions and a hash of th
 """
 
 import hashlib
-import inspect
 import json
 import os
 import sys
@@ -26,8 +25,10 @@ from moebench.case import Case
 from moebench.check_instance import Instance, Observed, instance
 from moebench.plan_gates import gate_of
 from moebench.plan_layers import layer_of
-from moebench.systems.interface import System, problem
-from moebench.systems.registry import conventions_of, get
+from moebench.sim.engine import described
+from moebench.systems.interface import System, problem, supported
+from moebench.systems.plugins import PluginError
+from moebench.systems.registry import conventions_of, get, package_of, stem_of
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.gates.registry import get_gate, parse_label
@@ -65,16 +66,14 @@ def check_cases(cases: Sequence[Case]) -> Iterator[Status]:
 def check_layers(cases: Sequence[Case]) -> Iterator[Status]:
     """Whether the system of each case computes what the reference computes."""
     layers = [layer_of(case) for case in cases]
-    trials = [
-        trial(case.system, layer.gate, layer.dtype, case.conventions, layer.activation)
-        for case, layer in zip(cases, layers)
-    ]
-    return check_all(trials)
+    return check_all([
+        _trial_of(case, layer.gate, layer.dtype, layer.activation) for case, layer in zip(cases, layers)
+    ])  # fmt: skip
 
 
 def check_rules(cases: Sequence[Case]) -> Iterator[Status]:
     """Whether the system of each case keeps the rule that the case is about: what `check_layers` tries of a layer."""
-    return check_all([trial(case.system, gate_of(case).gate, case.workload.dtype, case.conventions) for case in cases])
+    return check_all([_trial_of(case, gate_of(case).gate, case.workload.dtype) for case in cases])
 
 
 def check(
@@ -149,17 +148,32 @@ def trial(
     return Trial(system, gate, dtype, conventions_of(system, gate, conventions_name), activation)
 
 
-def check_all(trials: Sequence[Trial], ranks: int = RANKS) -> Iterator[Status]:
-    """What comes out of each trial, in their order: remembered, or tried together with the next ones."""
+def _trial_of(case: Case, gate: GateSpec, dtype: str, activation: str = "relu") -> Trial | Status:
+    """The trial of a case, or what is known of it already: its system raises when asked about it."""
+    try:
+        return trial(case.system, gate, dtype, case.conventions, activation)
+    except Exception as error:  # of this system alone: the others of the run go on
+        return _failed(error)
+
+
+def _failed(error: Exception) -> Status:
+    """A system's own failure."""
+    return Status("failed", str(error) if isinstance(error, PluginError) else described(error))
+
+
+def check_all(trials: Sequence[Trial | Status], ranks: int = RANKS) -> Iterator[Status]:
+    """What comes out of each trial, in their order: known, remembered, or tried together with the next ones."""
     for start in range(0, len(trials), TOGETHER):
-        by_key = {_key(one, ranks): one for one in trials[start : start + TOGETHER]}
+        chunk = trials[start : start + TOGETHER]
+        chosen = [(one, _key(one, ranks) if isinstance(one, Trial) else "") for one in chunk]
+        by_key = {key: one for one, key in chosen if isinstance(one, Trial)}
         found = {key: status for key in by_key if (status := recall(key)) is not None}
         left = {key: one for key, one in by_key.items() if key not in found}
         for key, status in zip(left, _tried(list(left.values()), ranks), strict=True):
             found[key] = status
             if status.status in REMEMBERED:
                 remember(key, status)
-        yield from (found[_key(one, ranks)] for one in trials[start : start + TOGETHER])
+        yield from (one if isinstance(one, Status) else found[key] for one, key in chosen)
 
 
 def instances(
@@ -185,15 +199,31 @@ def instances(
 
 
 def _tried(trials: Sequence[Trial], world: int) -> list[Status]:
-    """The statuses of trials that nobody remembers."""
-    refusals = [_refusal(one, world) for one in trials]
-    seen = iter(_seen([one for one, refusal in zip(trials, refusals) if refusal is None], world))
-    return [refusal or next(seen) for refusal in refusals]
+    """The statuses of trials that nobody remembers.
+
+    Another package's system has its starts of the ranks to itself: whatever it does there, it does to nobody else.
+    """
+    found = [_refusal(one, world) for one in trials]
+    places: dict[str | None, list[int]] = {}  # of those that can be tried, by system where that is not ours
+    for place, one in enumerate(trials):
+        if found[place] is None:
+            is_ours = package_of(one.system.name) is None
+            places.setdefault(None if is_ours else stem_of(one.system.name), []).append(place)
+    for own in places.values():
+        for place, status in zip(own, _seen([trials[place] for place in own], world), strict=True):
+            found[place] = status
+    return [status for status in found if status is not None]
 
 
 def _refusal(one: Trial, world: int) -> Status | None:
+    """Unsupported, or failed where the system raises when asked; None where it can be tried."""
     own = instance(one.gate, one.dtype, one.conventions, world, one.activation)
-    reason = one.system.supports(own.workload, one.conventions)
+    try:
+        reason = supported(one.system, own.workload, one.conventions)
+        if reason is None:
+            one.instances(world)
+    except Exception as error:
+        return _failed(error)
     return None if reason is None else Status("unsupported", reason)
 
 
@@ -218,7 +248,10 @@ def _seen(trials: Sequence[Trial], world: int) -> list[Status]:
 def _judged(wanted: Sequence[Instance], seen: Sequence[Sequence[Sequence[Observed]]], world: int) -> Status:
     """The status of a trial, from what each rank saw of its instances."""
     for place, one in enumerate(wanted):
-        found = check_verdict.problem(one, [of_rank[place] for of_rank in seen])
+        try:
+            found = check_verdict.problem(one, [of_rank[place] for of_rank in seen])
+        except Exception as error:  # it says something that no layer can mean
+            found = f"what its ranks give can't be compared: {described(error)}"
         if found is not None:
             what = f"{one.workload.dtype} on {world} ranks{'' if one.training else ', evaluation'}"
             return Status("wrong", f"{what}{', random rule' if one.is_probe else ''}: {found}")
@@ -238,7 +271,7 @@ def cache_folder() -> Path:
 
 def _key(one: Trial, ranks: int) -> str:
     parts = [one.system.name, asdict(one.gate), one.dtype, asdict(one.conventions), ranks, one.activation]
-    parts += [code_hash(), torch.__version__, sys.version, _source_hash(inspect.getsourcefile(type(one.system)))]
+    parts += [code_hash(), torch.__version__, sys.version, _source_hash(type(one.system))]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -252,9 +285,15 @@ def code_hash() -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _source_hash(path: str | None) -> str:
-    """Of a system that lives elsewhere."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else ""
+def _source_hash(kind: type) -> str:
+    """Of all code of the package that a system comes from; what `code_hash` covers is left out."""
+    top = sys.modules.get(kind.__module__.partition(".")[0])
+    if top is None or top is sys.modules["moebench"]:
+        return ""
+    folders = [Path(folder) for folder in getattr(top, "__path__", ())]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    files += [Path(top.__file__)] if not folders and top.__file__ else []
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
 
 
 def recall(key: str) -> Status | None:

@@ -49,14 +49,16 @@ def names(experiment: LayerExperiment, source: str) -> Mapping[str, Sequence[obj
 
 
 def known_systems(own: Iterable[str], where: str) -> list[str]:
-    """Every registered system; an experiment's own must be among them.
+    """Every registered system; an experiment's own must be among them. Those of other packages are tried.
 
     Raises:
         InputError: a system that nobody registered, or options in another order than its name has.
     """
-    from moebench.systems.registry import get, stem_of, systems
+    from moebench.plugins import vet
+    from moebench.systems.registry import get, names, stem_of
 
-    registered = systems()
+    registered, own = names(), tuple(own)
+    vet(own)
     for name in own:
         if stem_of(name) not in registered:
             raise one_of("system", name, registered, where)
@@ -111,7 +113,8 @@ def check_key(case: Case) -> tuple[Hashable, ...]:
 
 
 def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
-    """Why real ranks can't run a case: its system says so, or is not there."""
+    """Why real ranks can't run a case: its system says so, is not there, or raises when asked."""
+    from moebench.sim.engine import described
     from moebench.systems.interface import problem
     from moebench.systems.registry import conventions_of, get
 
@@ -121,6 +124,8 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
         reason = problem(system, layer, conventions, topology.ranks)
     except InputError as error:
         reason = str(error)
+    except Exception as error:  # of this system alone: the other cases of the run go on
+        return "failed", described(error)
     return None if reason is None else ("unsupported", reason)
 
 
@@ -176,11 +181,13 @@ def workload_of(
 
 def chosen_systems(own: Iterable[str], filters: Filters) -> list[str]:
     """An experiment's own, or those of the filter's names that are systems: others may be of other kinds."""
-    from moebench.systems.registry import get, stem_of, systems
+    from moebench.plugins import vet
+    from moebench.systems.registry import get, names, stem_of
 
     if not filters.systems:
         return list(dict.fromkeys(own))
-    registered = systems()
+    registered = names()
+    vet(filters.systems)
     return [get(name).name for name in dict.fromkeys(filters.systems) if stem_of(name) in registered]
 
 

@@ -22,6 +22,7 @@ from moebench.results.rows import Row, with_finite_numbers, without_number
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
 from moebench.spending import Spending
 from moebench.stopping import CannotGoOn, exit_status
+from moebench.systems.plugins import packages
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -172,7 +173,7 @@ def execute(
         CannotGoOn: an engine lost what it runs on; likewise.
         InputError: another process writes there, or the rows there are damaged; nothing was changed.
     """
-    outcome = Outcome(cases=len(job.cases))
+    outcome, owners = Outcome(cases=len(job.cases)), packages()
     try:
         with job.folder.writing() as append:
             done = job.folder.done()
@@ -182,7 +183,7 @@ def execute(
                 job.folder.note_resumed(environment(seed=job.suite.seed))
 
             def keep(rows: list[Row]) -> None:
-                rows = with_finite_numbers(rows)
+                rows = _naming_owners(with_finite_numbers(rows), owners)
                 append(rows)
                 outcome.count(rows)
 
@@ -203,6 +204,14 @@ def execute(
         ) from error
     job.folder.finish()
     return outcome
+
+
+def _naming_owners(rows: list[Row], owners: Mapping[str, str]) -> list[Row]:
+    """Rows whose reasons say whose system it is, where that is another package's."""
+    owner = owners.get(rows[0].system.partition("+")[0])
+    if owner is None:
+        return rows
+    return [replace(row, reason=f"package {owner}: {row.reason}") if row.reason else row for row in rows]
 
 
 def _correct_cases(

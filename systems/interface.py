@@ -80,9 +80,21 @@ class System(Protocol):
         """The layer of this rank, parameters uninitialised or random; `device` may be meta."""
 
 
+def supported(system: System, workload: LayerWorkload, conventions: Conventions) -> str | None:
+    """What a system says to a workload: None, or why it can't run it.
+
+    Raises:
+        TypeError: it says something else.
+    """
+    reason = system.supports(workload, conventions)
+    if reason is None or (isinstance(reason, str) and reason):
+        return reason
+    raise TypeError(f"supports of {system.name} gives {reason!r}; it must give None or the reason why not")
+
+
 def problem(system: System, workload: LayerWorkload, conventions: Conventions, ranks: int) -> str | None:
     """Why a system can't run a workload on so many ranks, or why that has no meaning; None when it can."""
-    reason = workload.problem(ranks) or system.supports(workload, conventions)
+    reason = workload.problem(ranks) or supported(system, workload, conventions)
     own: Callable[[LayerWorkload, int], str | None] | None = getattr(system, "ranks_problem", None)
     if reason is None and own is not None:
         reason = own(workload, ranks)

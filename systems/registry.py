@@ -1,11 +1,11 @@
-"""Which systems there are: an explicit list, and other people's from the entry-point group `moebench.systems`.
+"""Which systems there are: an explicit list, and other people's (moebench.systems.plugins).
 
 A name may carry options, `tutel+degree=4`: such variants are made when asked for and not listed.
 """
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 
+from moebench.systems import plugins
 from moebench.systems.deepspeed import DEEPSPEED
 from moebench.systems.deepspeed_sparse import DEEPSPEED_SPARSE
 from moebench.systems.fastermoe import FASTERMOE
@@ -13,49 +13,43 @@ from moebench.systems.fastmoe import FASTMOE
 from moebench.systems.hetumoe import HETUMOE, HETUMOE_2D, HETUMOE_LEADER
 from moebench.systems.interface import Configurable, System
 from moebench.systems.megatron.system import MEGATRON, MEGATRON_ALLGATHER
+from moebench.systems.plugins import Plugin, Unusable
 from moebench.systems.reference import REFERENCE
 from moebench.systems.tutel.system import TUTEL
 from moebench.workloads.conventions import COMMON, Conventions
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec
 
-ENTRY_POINTS = "moebench.systems"
 BUILT_IN: tuple[System, ...] = (
     *(REFERENCE, DEEPSPEED, DEEPSPEED_SPARSE),
     *(HETUMOE, HETUMOE_LEADER, HETUMOE_2D),
     *(FASTMOE, FASTERMOE, TUTEL),
     *(MEGATRON, MEGATRON_ALLGATHER),
 )
+_OWN = {system.name: system for system in BUILT_IN}
+_loaded: dict[str, System] = {}  # of other packages
 
 
-@cache
+def names() -> tuple[str, ...]:
+    """Every system's name, built-in ones first; nothing of another package is imported for it."""
+    return (*_OWN, *_declared()[0])
+
+
 def systems() -> dict[str, System]:
-    """Every system by name, built-in ones first.
-
-    Raises:
-        InputError: two systems of one name, or an entry point that gives no system.
-    """
-    found: dict[str, System] = {}
-    origin: dict[str, str] = {}
-    plugins = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
-    for system, place in [*((system, "moebench") for system in BUILT_IN), *((_load(p), p.value) for p in plugins)]:
-        if system.name in found:
-            raise InputError(f"two systems are named {system.name!r}: one of {origin[system.name]}, one of {place}")
-        found[system.name], origin[system.name] = system, place
-    return found
+    """Every system by name, built-in ones first; other people's are loaded, and may be `Unusable`."""
+    return {name: get(name) for name in names()}
 
 
 def get(name: str) -> System:
-    """The system of a name, or of a name with options.
+    """The system of a name, or of a name with options; another package's may be `Unusable`.
 
     Raises:
         InputError: unknown name or option; lists the valid ones.
     """
-    found = systems()
     stem, *pairs = name.split("+")
-    if stem not in found:
-        raise one_of("system", stem, found)
-    system = found[stem]
+    system = _OWN[stem] if stem in _OWN else _other(stem)
+    if isinstance(system, Unusable):
+        return Unusable(name, system.package, system.reason)
     if not pairs:
         return system
     if not isinstance(system, Configurable):
@@ -74,6 +68,29 @@ def stem_of(name: str) -> str:
     return name.split("+")[0]
 
 
+def package_of(name: str) -> str | None:
+    """Whose a system is, options or not; None for moebench's own and for names that nobody has."""
+    plugin = _declared()[0].get(stem_of(name))
+    return None if plugin is None else plugin.package
+
+
+def misnamed() -> tuple[Unusable, ...]:
+    """Systems of other packages that can't be asked for: their names are taken, or no names."""
+    return _declared()[1]
+
+
+def refuse(name: str, reason: str) -> None:
+    """From now on a system of another package is `Unusable`."""
+    plugin = _declared()[0][stem_of(name)]
+    _loaded[stem_of(name)] = Unusable(stem_of(name), plugin.package, reason)
+
+
+def forget() -> None:
+    """Look anew for other people's systems at the next question."""
+    _declared.cache_clear()
+    _loaded.clear()
+
+
 def reference() -> System:
     """The system that defines what is right."""
     return REFERENCE
@@ -84,22 +101,29 @@ def conventions_of(system: System, gate: GateSpec, name: str) -> Conventions:
 
     Raises:
         InputError: another name.
+        TypeError: what the system gives for its own is something else.
     """
     if name not in ("common", "as-shipped"):
         raise one_of("conventions", name, ("common", "as-shipped"))
-    return COMMON if name == "common" else system.as_shipped(gate)
+    if name == "common":
+        return COMMON
+    found = system.as_shipped(gate)
+    if not isinstance(found, Conventions):
+        raise TypeError(f"as_shipped of {system.name} gives {found!r}, which are no Conventions")
+    return found
 
 
-def _load(point: EntryPoint) -> System:
-    """A plugin's system: an instance, or a class without arguments."""
-    where = f"entry point {point.name} = {point.value} of {ENTRY_POINTS}"
-    try:
-        loaded = point.load()
-        system = loaded() if isinstance(loaded, type) else loaded
-    except Exception as error:
-        raise InputError(f"{where} can't be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(system, System):
-        missing = [name for name in ("name", "title", "source", "supports", "as_shipped", "build")
-                   if not hasattr(system, name)]
-        raise InputError(f"{where} is not a system; it lacks {', '.join(missing)}")
-    return system
+@cache
+def _declared() -> tuple[dict[str, Plugin | Unusable], tuple[Unusable, ...]]:
+    return plugins.declared(_OWN)
+
+
+def _other(name: str) -> System:
+    """Another package's system, loaded once."""
+    declared = _declared()[0]
+    if name not in declared:
+        raise one_of("system", name, names())
+    if name not in _loaded:
+        plugin = declared[name]
+        _loaded[name] = plugin.load() if isinstance(plugin, Plugin) else plugin
+    return _loaded[name]

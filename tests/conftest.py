@@ -42,6 +42,20 @@ def measured_machine(tmp_path, monkeypatch):
     return written(tmp_path / "hardware", hardware_text(), "this-machine.toml")
 
 
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """An empty folder of installed packages on the path, gone after the test (tests/installed.py)."""
+    from tests.installed import Site, forget
+
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("MOEBENCH_CACHE", str(tmp_path / "cache"))
+    yield Site(folder)
+    monkeypatch.undo()
+    forget(folder)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     """Every test starts from the same random state."""

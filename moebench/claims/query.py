@@ -179,9 +179,9 @@ def _readings(claim: Claim, times: StepTimes) -> list[Sides]:
     own, *others = readings
     absent = [name for name in own.systems if name not in times.systems]
     if absent:
-        from moebench.systems.registry import stem_of, systems
+        from moebench.systems.registry import names, stem_of
 
-        built = systems()
+        built = names()
         unbuilt = [name for name in absent if stem_of(name) not in built]
         if unbuilt:
             raise CantAnswer(f"needs {', '.join(unbuilt)}, not built yet")

@@ -26,9 +26,10 @@ VERBS = {
     "trace": "The timeline of a case, for Perfetto.",
     "calibrate": "Measure this machine into a hardware file.",
     "validate": "Check a suite, topology, hardware or claims file, or a run folder.",
+    "new-system": "Write a package for a system of your own that passes its tests as it is.",
     "doctor": "What this machine can run and what is missing.",
 }
-_FILES = {"list": "list_"}
+_FILES = {"list": "list_", "new-system": "new_system"}
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, what a shell shows for any other program
 _NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
 

@@ -19,10 +19,17 @@ def suites() -> Entries:
 
 
 def systems() -> Entries:
-    """Systems, with where their technique comes from."""
-    from moebench.systems.registry import systems as registered
+    """Systems, with where their technique comes from; of other packages' also those that can't be used, and why."""
+    from moebench.plugins import vet
+    from moebench.systems import registry
 
-    return [{"name": name, "title": s.title, "source": s.source} for name, s in registered().items()]
+    vet(registry.names())
+    for lost in registry.misnamed():
+        click.echo(f"moebench: package {lost.package}: its system {lost.name} is left out: {lost.reason}", err=True)
+    return [
+        {"name": name, "title": s.title, "package": registry.package_of(name) or "moebench", "source": s.source}
+        for name, s in registry.systems().items()
+    ]
 
 
 def gates() -> Entries:

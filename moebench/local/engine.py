@@ -20,6 +20,7 @@ from moebench.results.rows import Row
 from moebench.sim.rows import rows_without_number
 from moebench.spend import NOT_REACHED, Held, interval_width, spend
 from moebench.spending import Spending
+from moebench.systems.plugins import packages
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -192,8 +193,9 @@ def measure_points(
     """
     if found is None:
         found = {case.hash: Measured() for point in points for case in point}
+    owners = packages()
     for process in range(first, first + processes):
-        left = list(points)
+        left = _unspoilt(points, found, owners)
         while left:  # a process that died takes its point along, and the next one goes on behind it
             done = 0
             try:
@@ -203,12 +205,32 @@ def measure_points(
                     _take(found, message, process)
                 break
             except ChildFailed as error:
-                for case in left[min(done, len(left) - 1)]:
+                point = left[min(done, len(left) - 1)]
+                guilty = [case for case in point if _owner(case, owners)] or point
+                for case in guilty:
                     if found[case.hash].status == "passed":
                         found[case.hash].status, found[case.hash].reason = "failed", str(error)
-                done += 1
-            left = left[done:]
+                again = tuple(case for case in point if case not in guilty)
+                for case in again:  # from the start: what was measured beside a case that ends processes is no sample
+                    samples = found[case.hash].samples
+                    found[case.hash].samples = [sample for sample in samples if sample["process"] != process]
+                left = [*([again] if again else []), *left[done + 1 :]]
     return found
+
+
+def _unspoilt(
+    points: Sequence[tuple[Case, ...]], found: Mapping[str, Measured], owners: Mapping[str, str]
+) -> list[tuple[Case, ...]]:
+    """Points without the cases of other packages that have ended a process before."""
+    kept = (
+        tuple(c for c in point if not (_owner(c, owners) and found[c.hash].status == "failed")) for point in points
+    )
+    return [point for point in kept if point]
+
+
+def _owner(case: Case, owners: Mapping[str, str]) -> str | None:
+    """The package of a case's system, where that is not ours."""
+    return owners.get(case.system.partition("+")[0])
 
 
 def _take(found: dict[str, Measured], message: dict[str, Any], process: int) -> None:

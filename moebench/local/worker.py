@@ -4,8 +4,10 @@ Run as `python -m moebench.local.worker` by the engine, in the environment of `m
 a point differ in their system only, so they are timed interleaved: whatever disturbs the machine disturbs all of them.
 """
 
+import faulthandler
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,13 @@ from moebench.local.stats import balanced_order
 from moebench.local.throttle import THROTTLED, is_throttled
 from moebench.local.warm_up import warm_up
 from moebench.sim.cost import NO_DEVICE_WORK
+from moebench.systems.plugins import packages
 
 if TYPE_CHECKING:
     from moebench.local.step import Step
     from moebench.program import Program
+
+LONGEST_START_S = 300.0  # of another package's system: to build its step and run it until it gets no faster
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,12 @@ def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: 
 
     device = torch.device("cpu" if request.kind == "cpu" else "cuda")
     cases, steps = [], []
+    owners = packages()
     for case in point:
         try:
-            step = build_step(case, device)
-            warm = warm_up(lambda run=step.run: clock.time_s(run, HOT)[0])  # type: ignore[misc]
+            with _ending(LONGEST_START_S if case.system.partition("+")[0] in owners else None):
+                step = build_step(case, device)
+                warm = warm_up(lambda run=step.run: clock.time_s(run, HOT)[0])  # type: ignore[misc]
         except Exception as error:
             status, reason = failure_of(error)
             send(case=case.hash, status=status, reason=reason)
@@ -78,6 +85,19 @@ def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: 
         for case, step in zip(cases, steps):
             if step.counted is not None or step.is_recordable:
                 send(case=case.hash, detail=_detail(step))
+
+
+@contextmanager
+def _ending(longest_s: float | None) -> Iterator[None]:
+    """End this process, with its stack on standard error, where the block takes longer."""
+    if longest_s is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(longest_s, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _time_blocks(

@@ -44,7 +44,7 @@ def trace_key(case: Case, topology: Topology) -> str:
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Cases that share one trace, each with its machine."""
 
     key: str
@@ -62,7 +62,8 @@ def run_cases(
     """Simulate `cases`; yields the rows of one case at a time, in no particular order.
 
     A case that a machine can't run is `unsupported`, one whose trace or replay raises is `failed`, its reason the
-    error's text; the other cases go on. What the disk refuses ends the run.
+    error's text; the other cases go on. What the disk refuses ends the run. Systems of other packages come last, each
+    in a process of its own.
 
     Args:
         cases: what to run; `topologies` maps each case's topology name to its description (overrides applied).
@@ -70,10 +71,22 @@ def run_cases(
         jobs: processes to use.
         traces: folder that receives each recorded program as `<trace key>.json.gz`, or None.
     """
-    batches = _batches(_grouped(cases, topologies))
+    from moebench.sim.foreign import run_foreign, split
+    from moebench.systems.plugins import packages
+
+    ours, theirs = split(_grouped(cases, topologies), packages())
+    yield from _run_batches(_batches(ours), suite, jobs, traces)
+    for groups in theirs:
+        yield from run_foreign(groups, suite, traces)
+
+
+def _run_batches(
+    batches: Sequence[Sequence[Group]], suite: Suite, jobs: int, traces: Path | None
+) -> Iterator[list[Row]]:
+    """The rows of one case at a time: in this process where there are few, else in some others."""
     if jobs < 2 or sum(map(len, batches)) < POOL_THRESHOLD:
         for group in chain(*batches):
-            yield from _run_group(group, suite.samples, suite.seed, traces)
+            yield from run_group(group, suite.samples, suite.seed, traces)
         return
     pool = worker_pool(jobs)
     try:
@@ -85,7 +98,7 @@ def run_cases(
 
 
 def _finished(
-    future: Future[list[list[Row]]], batch: Sequence[_Group], suite: Suite, traces: Path | None
+    future: Future[list[list[Row]]], batch: Sequence[Group], suite: Suite, traces: Path | None
 ) -> Iterator[list[Row]]:
     """The rows of a batch; where the death of a process (out of memory) took the pool along, from one a group."""
     try:
@@ -96,9 +109,9 @@ def _finished(
     for group in batch:
         with worker_pool(1) as alone:
             try:
-                yield from alone.submit(_run_group, group, suite.samples, suite.seed, traces).result()
+                yield from alone.submit(run_group, group, suite.samples, suite.seed, traces).result()
             except BrokenProcessPool:
-                yield from _without_number(
+                yield from without_number(
                     group, "failed", "the process that simulated it died, perhaps for want of memory"
                 )
 
@@ -124,19 +137,19 @@ def _one_thread() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
 
 
-def _grouped(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> list[_Group]:
+def _grouped(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> list[Group]:
     found: dict[str, list[Case]] = {}
     for case in cases:
         found.setdefault(trace_key(case, topologies[case.topology]), []).append(case)
-    return [_Group(key, tuple(group), tuple(topologies[c.topology] for c in group)) for key, group in found.items()]
+    return [Group(key, tuple(group), tuple(topologies[c.topology] for c in group)) for key, group in found.items()]
 
 
-def _batches(groups: Sequence[_Group]) -> list[list[_Group]]:
+def _batches(groups: Sequence[Group]) -> list[list[Group]]:
     """Groups together whose traces may ask how the same tokens are routed, which a process works out once.
 
     Most work first, so that no process is left with it at the end.
     """
-    found: dict[object, list[_Group]] = {}
+    found: dict[object, list[Group]] = {}
     for group in groups:
         workload = group.cases[0].workload
         experts = workload.columns.get("experts")
@@ -145,28 +158,29 @@ def _batches(groups: Sequence[_Group]) -> list[list[_Group]]:
     return sorted(found.values(), key=lambda batch: -max(_size(group) for group in batch))
 
 
-def _size(group: _Group) -> int:
+def _size(group: Group) -> int:
     """Tokens times experts, where a workload has both."""
     columns = group.cases[0].workload.columns
     return (columns.get("batch_size") or 0) * (columns.get("experts") or 0)
 
 
-def _run_groups(groups: Sequence[_Group], samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
-    return [rows for group in groups for rows in _run_group(group, samples, seed, traces)]
+def _run_groups(groups: Sequence[Group], samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
+    return [rows for group in groups for rows in run_group(group, samples, seed, traces)]
 
 
-def _run_group(group: _Group, samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
+def run_group(group: Group, samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
+    """The rows of each case of a group, whose program is recorded once."""
     from moebench.trace.errors import Skipped, Unsupported
 
     first = group.cases[0]
     try:
         programs = kinds.of(first.workload.kind, "programs")(first, group.topologies[0])
     except Skipped as error:
-        return _without_number(group, "skipped", str(error))
+        return without_number(group, "skipped", str(error))
     except Unsupported as error:
-        return _without_number(group, "unsupported", str(error))
+        return without_number(group, "unsupported", str(error))
     except Exception as error:  # of this program alone: the other groups of the run go on
-        return _without_number(group, "failed", described(error))
+        return without_number(group, "failed", described(error))
     if traces is not None:
         _store(programs, traces / f"{group.key}.json.gz")
     return [
@@ -175,7 +189,7 @@ def _run_group(group: _Group, samples: int, seed: int, traces: Path | None) -> l
     ]
 
 
-def _without_number(group: _Group, status: str, reason: str) -> list[list[Row]]:
+def without_number(group: Group, status: str, reason: str) -> list[list[Row]]:
     """The rows of a group that has no program."""
     return [
         rows_without_number(case, topology, status, reason) for case, topology in zip(group.cases, group.topologies)

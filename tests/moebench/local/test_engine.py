@@ -6,6 +6,7 @@ import pytest
 from moebench.case import Case
 from moebench.kernels.region import REGIONS
 from moebench.local import engine
+from moebench.local.child import ChildFailed
 from moebench.local.clock import CpuClock, clock_for
 from moebench.local.engine import by_point, run_cases
 from moebench.local.worker import Request, failure_of, measure
@@ -125,6 +126,28 @@ def test_a_process_that_dies_makes_its_cases_failed(monkeypatch):
     (rows,) = run_cases([case()], {THIS.name: THIS}, SUITE, threads=1)
     assert rows[0].status == "failed"
     assert "no_such_worker" in rows[0].reason
+
+
+def test_a_foreign_system_that_ends_the_process_takes_no_neighbour_along(monkeypatch):
+    """Its case is failed; the others of the point are measured again without it, from the first sample on."""
+    asked = []
+
+    def child(module, request, threads):
+        asked.append([c.system for c in request.points[0]])
+        for chosen in request.points[0]:
+            yield {"case": chosen.hash, "time_s": 0.1, "regime": "hot", "block": 0, "place": 0}
+            if chosen.system.startswith("theirs"):
+                raise ChildFailed("ended with status 3")
+        yield {"point_done": 0}
+
+    monkeypatch.setattr(engine, "run_child", child)
+    monkeypatch.setattr(engine, "packages", lambda: {"theirs": "their-package 1.0"})
+    point = (case("a"), case("theirs+degree=2"), case("b"))
+    found = engine.measure_points([point], "cpu", processes=2)
+    assert asked == [["a", "theirs+degree=2", "b"]] + 2 * [["a", "b"]]
+    own, theirs, other = (found[c.hash] for c in point)
+    assert (theirs.status, theirs.reason) == ("failed", "ended with status 3")
+    assert [[s["process"] for s in m.samples] for m in (own, other)] == [[0, 1], [0, 1]]
 
 
 def test_zero_tokens_are_measured_like_any_other_workload():

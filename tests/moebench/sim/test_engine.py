@@ -83,7 +83,7 @@ def test_a_process_that_dies_fails_its_own_cases(cases, suite, monkeypatch):
         dead = pool.submit(_die)
         (rows, _) = engine._finished(dead, batch, suite, None)
     assert rows[0].status == "passed"
-    monkeypatch.setattr(engine, "_run_group", _dies)
+    monkeypatch.setattr(engine, "run_group", _dies)
     with engine.worker_pool(1) as pool:
         (rows, _) = engine._finished(pool.submit(_die), batch, suite, None)
     assert rows[0].status == "failed"

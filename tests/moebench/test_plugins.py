@@ -1,0 +1,79 @@
+"""Other people's systems: a faulty one harms its own rows alone, and is named with its package and the reason."""
+
+import json
+
+import pytest
+
+from moebench import correctness, plugins
+from moebench.plan import Filters
+from moebench.results.rows import SUBJECTS
+from moebench.run import begin, execute, prepare
+from moebench.sim import foreign
+from moebench.systems import registry
+from moebench.systems.plugins import Unusable
+from moebench.workloads.errors import InputError
+from moebench.workloads.load import load_suite
+from tests import faulty
+from tests.moebench.fake_engine import Watch
+from tests.workloads.files import EXPERIMENT, suite_text, written
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Limits of seconds for what must not take a minute."""
+    monkeypatch.setattr(plugins, "LOAD_S", 4.0)
+    monkeypatch.setattr(correctness, "TIMEOUT_S", 4.0)
+    monkeypatch.setattr(foreign, "LONGEST_S", 8.0)
+
+
+def suite_of(folder, names, conventions=("common",)):
+    """A suite of one tiny layer and the systems named."""
+    text = EXPERIMENT.replace('["reference"]', json.dumps(list(names))).replace('"switch", "topk-2"', '"switch"')
+    text += f"conventions = {json.dumps(list(conventions))}\n"
+    return load_suite(str(written(folder, suite_text(text))))
+
+
+@pytest.mark.slow
+def test_faulty_systems_fail_their_own_rows_alone(tmp_path, site, impatient):
+    """One run of all faults: ours have numbers, each of theirs its status, and a reason that names the package."""
+    site.install("faulty-systems", faulty.SYSTEMS, faulty.FILES)
+    suite = suite_of(tmp_path, ["reference", *faulty.SYSTEMS, "hetumoe"])
+    job = begin(prepare(suite, Filters(quick=True)), tmp_path / "run")
+    outcome = execute(job, Watch(), jobs=1)
+    rows = {row.system: row for row in job.folder.rows(*SUBJECTS) if row.sample is None}
+    assert outcome.done == outcome.cases == len(faulty.SYSTEMS) + 2
+    assert {name: rows[name].status for name in ("reference", "hetumoe")} == dict.fromkeys(
+        ("reference", "hetumoe"), "passed"
+    )
+    assert {name: rows[name].status for name in faulty.FOUND} == {n: status for n, (status, _) in faulty.FOUND.items()}
+    for name, (status, words) in faulty.FOUND.items():
+        if status != "passed":
+            assert rows[name].reason.startswith("package faulty-systems 1.0: "), name
+            assert words in rows[name].reason, name
+    assert job.folder.record["environment"]["plugins"]["raises"] == "faulty-systems 1.0"
+
+
+def test_nothing_is_imported_for_a_run_that_does_not_name_it(tmp_path, site):
+    """A package that would end the process is in nobody's way."""
+    site.install("ends-all", {"ends_all": "ends_all:System"}, {"ends_all.py": "import os\nos._exit(9)\n"})
+    assert "ends_all" in registry.names()
+    assert len(prepare(suite_of(tmp_path, ["reference"]), Filters()).cases) == 1
+
+
+def test_two_packages_with_one_name_are_told_apart_by_neither(site):
+    """Nobody can know which is meant; both are named."""
+    site.install("first", {"twin": "faulty:Raises"}, faulty.FILES)
+    site.install("second", {"twin": "faulty:Raises"}, {})
+    twin = registry.get("twin")
+    assert isinstance(twin, Unusable)
+    assert twin.package == "first 1.0 and second 1.0"
+    assert "uninstall one" in twin.reason
+
+
+def test_an_unusable_system_has_its_options_too(site):
+    """Its variant can't be used for the same reason; a name that nobody has is still an error."""
+    site.install("late", {"late": "late:System"}, {"late.py": "raise RuntimeError('not today')\n"})
+    assert registry.get("late+degree=4").name == "late+degree=4"
+    assert registry.package_of("late+degree=4") == "late 1.0"
+    with pytest.raises(InputError, match=r"choose one of: .*late"):
+        registry.get("lake")
