@@ -17,9 +17,8 @@ WORKFLOW = (ROOT / "docs/ci/github-actions.yml").read_text()
 
 
 def command_lines():
-    """Every call of moebench in the page's shell blocks and in the workflow, continued lines joined."""
-    blocks = [*re.findall(r"```sh\n(.*?)```", CI, flags=re.S), WORKFLOW]
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    """Every call of moebench in the workflow, continued lines joined."""
+    lines = WORKFLOW.replace("\\\n", " ").splitlines()
     call = re.compile(r"moebench\"? ((?:run|check|accept|calibrate|compare|trend)\b.*)")
     return sorted({match[1] for line in lines if (match := call.search(line))})
 
@@ -36,7 +35,7 @@ def test_every_command_exists(line):
 
 def test_there_are_commands():
     """The pattern finds them."""
-    assert len(command_lines()) >= 10
+    assert len(command_lines()) >= 5
 
 
 def test_the_scripts_of_the_workflow_parse():

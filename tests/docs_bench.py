@@ -1,0 +1,64 @@
+"""A place to run the pages' commands in: runs by the names that they use, a machine that counts as calibrated."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from moebench.cli import group as commands
+
+ROOT = Path(__file__).parent.parent
+_MEASURED = "validation-amd-epyc-family-25-model-17-2-threads/2x2"
+_LONG = {"run": "--dry-run"}  # minutes, or ranks: everything up to the first case is done, and nothing is written
+_NEVER = {"calibrate"}  # minutes of measuring: the options are checked alone
+_STANDS_FOR = {"batched": "tutel"}  # a system of the reader's own
+SMOKE = "moebench run --suite smoke --gate switch --batch-size 1 --topology 2x2-titan-rtx --out runs/first"
+HETU = (
+    "moebench run --suite hetu --experiment overall --gate switch --batch-size 32 --topology 1x8-titan-rtx "
+    "--system hetumoe --system deepspeed --out runs/hetu-20261129-1200"
+)
+_COPIES = ("runs/before", "runs/after", "run", "base", "head", "measured")  # of the smoke run, by the pages' names
+
+
+def shell_lines(page: Path) -> list[str]:
+    """Every call of moebench in a page's shell blocks, continued lines joined, comments and redirections off."""
+    blocks = re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    calls = (line.partition("#")[0].partition(">")[0].partition("&&")[0].strip() for line in lines)
+    return [call for call in calls if call.startswith("moebench ")]
+
+
+def make_home(folder: Path) -> Path:
+    """A home in which this machine has been measured: by the committed calibration."""
+    measured = ROOT / "results/measured" / _MEASURED
+    for kind in ("hardware", "topologies"):
+        (folder / ".config/moebench" / kind).mkdir(parents=True)
+    shutil.copy(measured / "emulated-hardware.toml", folder / ".config/moebench/hardware/this-machine.toml")
+    return folder
+
+
+def make_runs(folder: Path) -> None:
+    """The runs that the pages speak of, in the current folder."""
+    for line in (SMOKE, HETU):
+        assert (result := call(line, is_quick=False)).exit_code == 0, result.output
+    for name in _COPIES:
+        shutil.copytree(folder / "runs/first", folder / name)
+
+
+def call(line: str, is_quick: bool = True) -> Result:
+    """Run one command as written; `is_quick`: what takes minutes only as far as --dry-run or --help go."""
+    verb, *words = (_STANDS_FOR.get(word, word) for word in shlex.split(line)[1:])
+    if verb in _NEVER:
+        return _only_its_options(verb, words)
+    if is_quick and verb in _LONG and _LONG[verb] not in words:
+        words.append(_LONG[verb])
+    return CliRunner().invoke(commands, [verb, *words], catch_exceptions=True)
+
+
+def _only_its_options(verb: str, words: list[str]) -> Result:
+    result = CliRunner().invoke(commands, [verb, "--help"])
+    for option in (word for word in words if word.startswith("-")):
+        assert option in result.output, f"{verb} {option}"
+    return result
