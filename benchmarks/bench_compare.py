@@ -1,4 +1,4 @@
-"""Comparisons of large runs and long histories: 100,000 rows a side and 1,000 runs, each aim 10 s and 500 MB.
+"""Pages and comparisons of large runs and long histories: 100,000 rows a side and 1,000 runs, each 10 s and 500 MB.
 
     python -m pytest benchmarks/bench_compare.py --benchmark-enable
 
@@ -49,15 +49,36 @@ def pair(request, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """1,000 runs of 72 cases, 2,520 rows each (1.5 GB in all)."""
+    folder, start = tmp_path_factory.mktemp("many"), datetime(2026, 1, 1, tzinfo=UTC)
+    for number in range(RUNS):
+        created = (start + timedelta(hours=number)).isoformat()
+        write_large(folder / "runs" / f"{number:04}", RUN_ROWS, "sim", number, created=created)
+    return folder
+
+
 def test_compare(benchmark, pair):
     """Both sides read, every quantity judged, the table printed."""
     measure(benchmark, pair, "compare", "base", "head")
 
 
-def test_trend(benchmark, tmp_path):
-    """1,000 runs of 72 cases, 2,520 rows each (1.5 GB in all)."""
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    for number in range(RUNS):
-        created = (start + timedelta(hours=number)).isoformat()
-        write_large(tmp_path / "runs" / f"{number:04}", RUN_ROWS, "sim", number, created=created)
-    measure(benchmark, tmp_path, "trend", "runs")
+def test_compare_page(benchmark, pair):
+    """The same, and a page of it."""
+    measure(benchmark, pair, "compare", "base", "head", "--html", "page.html")
+
+
+def test_report(benchmark, pair):
+    """The report of one run."""
+    measure(benchmark, pair, "report", "base")
+
+
+def test_trend(benchmark, many):
+    """The changes of all series."""
+    measure(benchmark, many, "trend", "runs")
+
+
+def test_index(benchmark, many):
+    """The page of all runs."""
+    measure(benchmark, many, "index", "runs")

@@ -70,12 +70,14 @@ def _condition(
     ours, theirs = (np.array([drawn(rows[p, side], draws) for p in points]) for side in sides)
     values, missing = speedups(ours, theirs[None])
     topologies = tuple(dict.fromkeys(p.topology for p in points))
+    cases = tuple(rows[p, side].case for p in points for side in sides)
     if claim.relation != "finding":
-        return Condition(choice, *reduced(claim, values, missing), topologies)
+        return Condition(choice, *reduced(claim, values, missing), topologies, cases=cases)
     with np.errstate(invalid="ignore"):
         mean = np.exp(np.nansum(np.log(values), axis=0) / (~np.isnan(values)).sum(axis=0))
     words = words_over(values)
-    return Condition(choice, mean, np.where(words == NO_CASE, missing[0], ""), topologies, words)
+    missing = np.where(words == NO_CASE, missing[0], "")
+    return Condition(choice, mean, missing, topologies, words, cases=cases)
 
 
 def _detail(claim: Claim, points: Sequence[Point], sides: tuple[str, str], rows: Mapping[Key, Row]) -> str:

@@ -51,7 +51,8 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     if not have:
         raise CantAnswer(f"none of its cases was run: moebench run --suite {suite.name} --experiment {experiment.name}")
     passed = np.array([float(sum(row.status == "passed" for row in have))])
-    condition = Condition(Nothing(), passed, np.array([""], dtype=object), ())
+    cases = tuple(row.case for row in have)
+    condition = Condition(Nothing(), passed, np.array([""], dtype=object), (), cases=cases)
     return Obtained(ENGINE, (condition,), 1, len(gates), len(gates) - len(have), _detail(have))
 
 

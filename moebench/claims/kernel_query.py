@@ -72,7 +72,9 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
         raise CantAnswer("none of its cases was run")
     values = np.array([[_seconds(rows[p.shape, side.implementation]) for p in have] for side in sides])[..., None]
     ratios, missing = reduced(claim, *speedups(values[0], values[1:]))
-    return Obtained("local", (Condition(Device(topology), ratios, missing, (topology,)),), 1, len(points), len(lacking))
+    cases = tuple(rows[p.shape, side.implementation].case for p in have for side in sides)
+    condition = Condition(Device(topology), ratios, missing, (topology,), cases=cases)
+    return Obtained("local", (condition,), 1, len(points), len(lacking))
 
 
 def answers(claim: Claim) -> set[str]:

@@ -227,4 +227,6 @@ def amount_words(need: Need, value: float) -> str:
     """A value of a parameter in its own unit."""
     if need.parameter == PAYLOAD:
         return size_words(value)
-    return f"{value / need.scale:.3g}" + ("" if need.unit in ("", "1") else f" {need.unit}")
+    shown = value / need.scale
+    text = f"{shown:,.0f}" if 1e3 <= abs(shown) < 1e7 else f"{shown:.3g}"
+    return text + ("" if need.unit in ("", "1") else f" {need.unit}")

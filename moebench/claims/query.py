@@ -51,6 +51,7 @@ class Condition:
         topologies: of its points.
         words: of a finding, its word by draw; `values` is then what it is about, the mean speedup over its points.
         decider: who decides a smallest or largest speedup among several baselines, where that is asked for.
+        cases: names of the cases whose rows the values come from.
     """
 
     assumption: Assumption
@@ -59,6 +60,7 @@ class Condition:
     topologies: tuple[str, ...]
     words: np.ndarray | None = None
     decider: Decider | None = None
+    cases: tuple[str, ...] = ()
 
     @property
     def sampled(self) -> slice:
@@ -223,7 +225,9 @@ def _condition(
             lacked = [all(rows[p, s].status == "unsupported" for s in baselines) for p in its_points]
             missing[lacked] = ""  # nobody has such a layer: nothing ran out of memory
     values, missing = reduced(claim, values, missing)
-    return Condition(assumption, values, missing, tuple(dict.fromkeys(p.topology for p in its_points)), decider=who)
+    topologies = tuple(dict.fromkeys(p.topology for p in its_points))
+    cases = tuple(rows[p, s].case for p in its_points for s in sides.systems)
+    return Condition(assumption, values, missing, topologies, decider=who, cases=cases)
 
 
 def drawn(row: Row, count: int) -> np.ndarray:

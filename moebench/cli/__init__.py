@@ -23,6 +23,7 @@ VERBS = {
     "check": "The same, against a baseline.",
     "accept": "Make a run the baseline that later ones are checked against.",
     "trend": "Where the numbers of many runs changed, and in which commits.",
+    "index": "One page over many runs: trends, changes, a line a run with its report.",
     "trace": "The timeline of a case, for Perfetto.",
     "calibrate": "Measure this machine into a hardware file.",
     "validate": "Check a suite, topology, hardware or claims file, or a run folder.",

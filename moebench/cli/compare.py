@@ -21,6 +21,7 @@ _OUTPUTS = (
     click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output."),
     click.option("--markdown", "as_markdown", is_flag=True, help="Markdown for a pull request's comment."),
     click.option("--junit", type=OutputFile(), metavar="FILE", help="Also write JUnit XML."),
+    click.option("--html", type=OutputFile(), metavar="FILE", help="Also write a page: tables, intervals, rows."),
 )  # fmt: skip
 
 
@@ -54,8 +55,9 @@ def command(base: Path, head: Path, across_machines: bool, config: Path | None, 
 
 
 def conclude(
-    comparison: "Comparison", *, strict: bool, everything: bool, as_json: bool, as_markdown: bool, junit: Path | None
-) -> int:
+    comparison: "Comparison", *, strict: bool, everything: bool, as_json: bool, as_markdown: bool, junit: Path | None,
+    html: Path | None,
+) -> int:  # fmt: skip
     """Print a comparison in the form that was asked for; the exit status."""
     if as_json and as_markdown:
         raise InputError("--json and --markdown both want standard output: choose one")
@@ -65,6 +67,12 @@ def conclude(
 
         with storage(junit):
             junit.write_bytes(to_junit(comparison))
+    if html is not None:
+        from moebench.report.comparison_view import write_comparison
+        from moebench.results.store import storage
+
+        with storage(html):
+            write_comparison(comparison, html, strict)
     if as_json:
         from moebench.cli.tables import print_json
         from moebench.compare.documents import to_json

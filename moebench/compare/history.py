@@ -65,20 +65,36 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class RunPoint:
-    """When and of what code a run was."""
+    """When and of what code a run was.
+
+    Attributes:
+        suite, machine: what was run, and where; cases: how many were planned.
+        path: of its folder, None for a file of pytest-benchmark. finished: whether all its cases have rows.
+    """
 
     name: str
     created: str
     commit: str
+    suite: str = ""
+    machine: str = ""
+    cases: int = 0
+    path: Path | None = None
+    finished: bool = True
 
 
 @dataclass
 class History:
-    """All runs of a folder, oldest first, and the series of their values; `left_out` says why a run is missing."""
+    """All runs of a folder, oldest first, and the series of their values.
+
+    Attributes:
+        others: runs that have no part in it: not finished, or without values of the metrics.
+        left_out: why a run could not be read.
+    """
 
     runs: list[RunPoint] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    others: list[RunPoint] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -101,6 +117,19 @@ def read_history(base: Path, metrics: Sequence[str] = (), since: str = "", last:
     Raises:
         InputError: there is no such folder, nothing in it can be read, or `since` is no date.
     """
+    history = read_runs(base, metrics, since, last)
+    if not history.runs:
+        why = f"; left out: {history.left_out[0]}" if history.left_out else ""
+        raise InputError(f"{base}: no finished run with values of {', '.join(metrics or METRICS)}{why}")
+    return history
+
+
+def read_runs(base: Path, metrics: Sequence[str] = (), since: str = "", last: int | None = None) -> History:
+    """The same, whether or not there is any run with values.
+
+    Raises:
+        InputError: there is no such folder, or `since` is no date.
+    """
     if not base.is_dir():
         raise InputError(f"{base}: no such folder")
     for name in set(metrics) & set(DERIVED):
@@ -114,13 +143,12 @@ def read_history(base: Path, metrics: Sequence[str] = (), since: str = "", last:
         except InputError as error:
             history.left_out.append(plain(str(error), 400))
             continue
-        if one is not None and one.values and (first is None or one.time >= first):
+        if one is not None and (first is None or one.time >= first):
             found.append(one)
-    if not found:
-        why = f"; left out: {history.left_out[0]}" if history.left_out else ""
-        raise InputError(f"{base}: no finished run with values of {', '.join(metrics or METRICS)}{why}")
     found.sort(key=lambda one: (one.time, one.run.name))
-    _fill(history, found[-last:] if last else found)
+    kept = [one for one in found if one.values][-(last or 0) :]
+    history.others = [one.run for one in found if not one.values and not (last and kept and one.time < kept[0].time)]
+    _fill(history, kept)
     return history
 
 
@@ -146,20 +174,23 @@ def _fill(history: History, found: Sequence[_Found]) -> None:
 
 
 def _run(file: Path, metrics: Sequence[str]) -> _Found | None:
-    """The values of a run folder; None where it is not finished."""
+    """The values of a run folder; none where it is not finished."""
     record = read_json(file)
     lines.check_version(record.get("schema_version") if isinstance(record, dict) else None, file)
     try:
-        if record["finished"] is None:
-            return None
         environment, suite = record["environment"], plain(str(record["suite"]["name"]))
         digests = {name: str(part.get("digest") or "") for name, part in record["topologies"].items()}
-        run = RunPoint(plain(str(file.parent)), plain(str(record["created"]), 60), commit_of(environment))
-        time = _time(str(record["created"]), f"{file}: created")
         machine, torch = machine_of(environment).title, torch_version(environment)
+        run = RunPoint(
+            plain(str(file.parent)), plain(str(record["created"]), 60), commit_of(environment), suite, machine,
+            int(record["cases"]), file.parent, record["finished"] is not None,
+        )  # fmt: skip
+        time = _time(str(record["created"]), f"{file}: created")
         cost_model = environment.get("cost_model")
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file}: not what moebench writes: {error}") from None
+    if not run.finished:
+        return _Found(run, time, suite, [])
     values: dict[Key, tuple[Key, str, str, float, CaseInfo]] = {}
     for item in _rows(file.parent / RESULTS_FILE, metrics):
         detail, engine = item.get("detail", {}), plain(item["engine"])
@@ -219,7 +250,7 @@ def _pytest(file: Path) -> _Found | None:
         if samples.processes and not samples.problem:
             value = float(np.median(np.concatenate(samples.processes)))
             values.append((key, machine, samples.unit, value, side.cases[key[:2]]))
-    run = RunPoint(side.name, side.created, side.commit)
+    run = RunPoint(side.name, side.created, side.commit, side.suite, machine, len(side.cases))
     return _Found(run, _time(side.created, f"{file}: datetime"), side.suite, values)
 
 

@@ -26,9 +26,10 @@ def read_run(path: Path) -> Side:
     record = folder.record
     side = empty_side(plain(str(path)), record)
     reader = _Reader(side, record)
-    for _, item in lines.objects(folder.results):
-        reader.take(item)
+    for number, item in lines.objects(folder.results):
+        reader.take(item, number)
     reader.finish()
+    side.path = path
     if any(engine in MEASURED_ENGINES for _, engine in side.cases):
         side.machine = machine_of(record["environment"])
     return side
@@ -75,11 +76,12 @@ class _Reader:
         self.units: dict[Key, str] = {}
         self.problems: dict[Key, str] = {}
 
-    def take(self, item: Mapping[str, Any]) -> None:
-        """One row."""
+    def take(self, item: Mapping[str, Any], number: int) -> None:
+        """One row, and its line."""
         name, engine, metric = self._shown(item["case"]), self._shown(item["engine"]), item["metric"]
         status = item.get("status", "passed")
         place = (name, engine)
+        self._stands(place, number)
         if place not in self.side.cases or status != "passed":
             machine = self.digests.get(item["topology"]) or None
             reason = plain(item.get("reason", "")) if status != "passed" else ""
@@ -92,11 +94,17 @@ class _Reader:
         detail = item.get("detail")
         key = Key(name, engine, self._shown(metric).replace("|", "/"), part_of(detail) if detail else "")
         if item.get("sample") is not None:
+            self._stands(key, number)
             self._sample(key, item, detail or {})
         elif engine in MEASURED_ENGINES and (detail or {}).get("mark") == CPU_BOUND:
             self.problems[key] = "the cores, not the network, set the pace (cpu-bound)"
         elif is_exact(engine, metric):
             self.side.exact[key] = Exact(value, item.get("unit", ""))
+            self._stands(key, number)
+
+    def _stands(self, what: tuple[str, ...], number: int) -> None:
+        """Note a line of a quantity or a case."""
+        self.side.lines[what] = (self.side.lines.get(what, (number,))[0], number)
 
     def _shown(self, text: str) -> str:
         """A text as it is shown; the same few come again in every row."""

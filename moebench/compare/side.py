@@ -7,6 +7,7 @@ ten megabytes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +103,7 @@ class Side:
         machine: None where nothing was measured.
         finished: whether every planned case has rows; whole: whether nothing of the suite was left out on purpose.
         environment: versions that may move a measured time, to be named where they differ.
+        path: of a run folder; lines: first and last line of what it says of a Key, or of a case under an engine.
     """
 
     name: str
@@ -115,6 +117,12 @@ class Side:
     cases: dict[tuple[str, str], CaseInfo] = field(default_factory=dict)
     exact: dict[Key, Exact] = field(default_factory=dict)
     samples: dict[Key, Samples] = field(default_factory=dict)
+    path: Path | None = None
+    lines: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
+
+    def lines_of(self, key: Key) -> tuple[int, int] | None:
+        """First and last line of a quantity, else of its case; None where no file has lines of it."""
+        return self.lines.get(key) or self.lines.get(key[:2])
 
     @property
     def is_measured(self) -> bool:

@@ -1,5 +1,6 @@
 """The scoreboard of a page: a card for each claim, and the map of the first one judged under several assumptions."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ from moebench.claims.reported import RATIO, Claim
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantity, reported
 from moebench.claims.words import claim_words, experts_words, factor_words, level_words, listed
+from moebench.compare.escape import plain
 from moebench.report.figures import deciding_figure, map_figure
 from moebench.report.machines_view import meaning
-from moebench.report.parts import Figure, Table, figure, interval, number, percent, times
+from moebench.report.parts import Drawn, Figure, Linked, Table, figure, interval, number, percent, times
 from moebench.workloads.machine import Parameter
 
 # Verdict -> (tone of the page's colours, symbol); the word always stands beside them.
@@ -28,13 +30,15 @@ LOOKS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def card(score: Score, default: Condition | None) -> dict[str, str]:
+def card(score: Score, default: Condition | None) -> dict[str, Any]:
     """What the page shows of one claim; `default` is what was obtained under the default assumptions."""
     claim = score.claim
     tone, symbol = LOOKS[score.verdict]
-    unit = "x" if claim.kind == RATIO else f" {claim.unit}"
+    unit = _unit(claim)
     return {
         "id": claim.id,
+        "experiment": claim.experiment,
+        "rows": [Linked(case, case) for case in map(plain, default.cases)] if default else [],
         "sentence": sentence(claim),
         "verdict": score.verdict,
         "tone": tone,
@@ -52,6 +56,28 @@ def card(score: Score, default: Condition | None) -> dict[str, str]:
         "evidence": claim.evidence,
         "note": claim.note.strip('"') if len(claim.note) > len("up to") + 2 else "",
     }
+
+
+def claim_key(score: Score) -> str:
+    """What a cell that leads to a claim names."""
+    return f"claim {score.claim.id}"
+
+
+def score_table(scores: Sequence[Score], defaults: Mapping[str, Condition]) -> Table:
+    """A line a claim: what was reported, what was obtained, the verdict."""
+    rows = []
+    for score in scores:
+        claim, (tone, symbol) = score.claim, LOOKS[score.verdict]
+        obtained = quantity(claim, score.obtained) if score.obtained is not None else "–"
+        verdict = Drawn(f'<span class="verdict {tone}"><span aria-hidden="true">{symbol}</span> {score.verdict}</span>')
+        own = own_interval(defaults.get(claim.id), _unit(claim))
+        rows.append([Linked(sentence(claim), claim_key(score)), verdict, reported(claim), obtained, own])
+    columns = ["claim", "verdict", "reported", "obtained", "5–95 % of its draws"]
+    return Table(columns, rows, "The claims, a line each", frozenset(columns[2:]))
+
+
+def _unit(claim: Claim) -> str:
+    return "x" if claim.kind == RATIO else f" {claim.unit}"
 
 
 def own_interval(default: Condition | None, unit: str = "x") -> str:
@@ -94,9 +120,11 @@ def score_sentence(scores: Sequence[Score]) -> str:
         return "This suite reproduces no paper, so there is nothing to judge."
     if not counts["judged"]:
         return f"None of the {counts['claims']} claims of this paper could be judged from this run; each says why."
+    verdicts = Counter(score.verdict for score in scores if score.verdict != v.NOT_RUN)
+    told = listed([f"{verdicts[verdict]} “{verdict}”" for verdict in LOOKS if verdicts[verdict]])
     return (
-        f"{counts['judged']} of {counts['claims']} claims could be judged from this run; {counts['reproduced']} came "
-        f"out reproduced. The null model, “no difference”, would reproduce {counts['null_reproduced']} of the same."
+        f"{counts['judged']} of {counts['claims']} claims could be judged from this run: {told}. The null model, “no "
+        f"difference”, would reproduce {counts['null_reproduced']} of the same."
     )
 
 
@@ -248,20 +276,21 @@ def _what_it_is(name: str, status: str) -> str:
     return "left open by the paper" if status == "assumption" else f"{meaning(name)} ({status})"
 
 
-def assumed_share(score: Score) -> str:
-    """How much of a verdict rests on what nobody has measured."""
-    weights: dict[str, float] = {}
-    for entry in score.decides:
-        weights[entry["status"]] = weights.get(entry["status"], 0.0) + entry["eta_squared"]
-    total = sum(weights.values())
-    if not total:
-        return ""
-    words = {"assumption": "choices that the paper leaves open", "assumed": "assumed parameters"}
-    parts = [
-        f"{percent(w / total)} {words.get(status, f'{status} parameters')}"
-        for status, w in sorted(weights.items(), key=lambda item: -item[1])
-    ]
-    return f"What moves {score.claim.id} is {listed(parts)}."
+def rests_table(scores: Sequence[Score]) -> Table:
+    """A line a claim: how much of what moves its outcome is left open, assumed, derived or measured."""
+    kinds = ("assumption", "assumed", "derived", "measured")
+    rows = []
+    for score in scores:
+        weights = Counter[str]()
+        for entry in score.decides:
+            weights[entry["status"]] += entry["eta_squared"]
+        total = sum(weights.values())
+        if total:
+            shares = [weights[kind] / total for kind in kinds]
+            cells = [percent(share) if share >= 0.005 else "" for share in shares]
+            rows.append([Linked(sentence(score.claim), claim_key(score)), *cells])
+    columns = ["claim", "left open by the paper", "assumed parameters", "derived parameters", "measured parameters"]
+    return Table(columns, rows, "What moves the outcome of each claim", frozenset(columns[1:]))
 
 
 def _sentence_case(text: str) -> str:

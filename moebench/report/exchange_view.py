@@ -12,13 +12,13 @@ from moebench.report.exchange_figures import condition_map, times_figure
 from moebench.report.exchange_needs_view import needs_figures
 from moebench.report.exchange_plane_view import plane_figures
 from moebench.report.exchange_points import calls, crossing, speedups
-from moebench.report.parts import Figure, Table, figure, interval, number, size, times
+from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
 from moebench.results.store import RunFolder
 from moebench.workloads.exchange import EXCHANGES, size_words
 from moebench.workloads.suite import ExchangeExperiment
 
 GIGA = 1e9
-MOST_TABLE_ROWS = 600
+MOST_TABLE_ROWS = 5_000
 MEASURED = (
     "Measured: the time from the first rank's going in to the last one's coming out, several exchanges back to back; "
     "of ranks on CPUs it is gloo over TCP and says nothing about GPUs."
@@ -161,8 +161,8 @@ def _until(until: Mapping[str, float], baseline: str) -> str:
 
 def _map_table(own: pd.DataFrame, node_type: str, baseline: str) -> Table:
     rows = [
-        [row["payload"], str(row["size"]), row["exchange"], times(row["value"]), interval(row["low"], row["high"], "x"),
-         "yes" if row["is_fastest"] else "", row["note"]]
+        [row["payload"], str(row["size"]), row["exchange"], Linked(times(row["value"]), row["case"]),
+         interval(row["low"], row["high"], "x"), "yes" if row["is_fastest"] else "", row["note"]]
         for _, row in own.iterrows()
     ]  # fmt: skip
     columns = ["payload", "nodes x GPUs", "exchange", f"speedup over {baseline}", "5–95 %", "fastest", "note"]

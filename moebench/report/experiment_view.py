@@ -9,7 +9,7 @@ import pandas as pd
 from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
 from moebench.report.figures import breakdown_figure, speedup_figure, timeline_figure
-from moebench.report.parts import Figure, Table, figure, interval, number, size, times
+from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
 from moebench.report.rivals_view import best_other_figures, step_time_tables
 from moebench.report.steps import Step, steps_of
 from moebench.results.rows import CPU_BOUND
@@ -19,7 +19,7 @@ from moebench.workloads.suite import LayerExperiment, LayerShape
 MILLI = 1e3
 BREAKDOWN = "breakdown"
 KEYS = ["gate", "batch_size", "size", "topology", "experts", "engine"]
-MOST_TABLE_ROWS = 600
+MOST_TABLE_ROWS = 5_000
 ADDS_UP, EXPLAINS = 0.02, 0.5  # shares of a step, and of a difference between steps, that regions may be off by
 PROFILED = (
     " The regions are of steps whose operators were timed one by one, which took longer than the steps that “step” is "
@@ -44,7 +44,7 @@ def experiment_view(
         "title": experiment.title,
         "question": experiment.question,
         "layer": layer_words(experiment.layer),
-        "answer": _answer(point, steps),
+        "answer": _answer(point, steps, _judged_pair(experiment, scores)),
         "figures": [
             *_speedup_figures(experiment, step_times, scores),
             *best_other_figures(experiment, step_times, scores),
@@ -113,6 +113,7 @@ def _points(step_times: pd.DataFrame, system: str, baseline: str, conventions: s
         entry["note"] = _why_no_ratio({baseline: b, system: a})
         entry["value"] = np.nan if entry["note"] else b["value"] / a["value"]
         entry |= {"low": np.nan, "high": np.nan} if entry["note"] else _ratio_interval(a, b)
+        entry["case"], entry["baseline_case"] = a["case"], b["case"]
         rows.append(entry)
     return pd.DataFrame(rows)
 
@@ -197,8 +198,9 @@ def _speedup_finding(points: pd.DataFrame, system: str, baseline: str) -> str:
 
 def _points_table(points: pd.DataFrame, system: str, baseline: str) -> Table:
     rows = [
-        [p["gate"], str(p["batch_size"]), p["topology"], str(p["experts"]), number(p["theirs_ms"]),
-         number(p["ours_ms"]), times(p["value"]), interval(p["low"], p["high"], "x"), times(p["shipped"]), p["note"]]
+        [p["gate"], str(p["batch_size"]), p["topology"], str(p["experts"]),
+         Linked(number(p["theirs_ms"]), p["baseline_case"]), Linked(number(p["ours_ms"]), p["case"]),
+         times(p["value"]), interval(p["low"], p["high"], "x"), times(p["shipped"]), p["note"]]
         for _, p in points.iterrows()
     ]  # fmt: skip
     columns = ["gate", "batch", "topology", "experts", f"{baseline}, ms", f"{system}, ms", "speedup", "interval"]
@@ -236,12 +238,13 @@ def _steps_that_matter(
     return point, {s: steps[s] for s in experiment.systems if s in steps}
 
 
-def _answer(point: str, steps: Mapping[str, Step]) -> str:
-    """Step times at the point, and what makes the difference."""
+def _answer(point: str, steps: Mapping[str, Step], pair: tuple[str, str] | None) -> str:
+    """Step times at the point, the fastest first, and what makes the difference between those that a claim compares."""
     if not steps:
         return ""
-    each = [f"{name} {number(step.step_s * MILLI)} ms" for name, step in steps.items()]
-    return f"At {point} a step takes: {listed(each)}. {_breakdown_finding(_region_table(steps), steps)}"
+    ordered = sorted(steps.items(), key=lambda item: item[1].step_s)
+    each = [f"{name} {number(step.step_s * MILLI)} ms" for name, step in ordered]
+    return f"At {point} a step takes: {listed(each)}. {_breakdown_finding(_region_table(steps), steps, pair)}"
 
 
 def _where_the_time_goes(
@@ -250,8 +253,8 @@ def _where_the_time_goes(
     """Breakdown of every system, and timelines of the two that a claim compares, at the claim's best point."""
     if not steps:
         return []
-    found = [_breakdown(experiment, point, steps)]
     pair = _judged_pair(experiment, scores)
+    found = [_breakdown(experiment, point, steps, pair=pair)]
     if pair and all(name in steps and steps[name].tracks is not None for name in pair):
         found.append(_timelines(experiment, point, [steps[pair[1]], steps[pair[0]]]))
     return found
@@ -299,17 +302,20 @@ def breakdowns(folder: RunFolder, experiment: LayerExperiment, step_times: pd.Da
     return found
 
 
-def _breakdown(experiment: LayerExperiment, point: str, steps: Mapping[str, Step], key: str = "") -> Figure:
+def _breakdown(
+    experiment: LayerExperiment, point: str, steps: Mapping[str, Step], key: str = "",
+    pair: tuple[str, str] | None = None,
+) -> Figure:  # fmt: skip
     parts = _region_frame(steps)
     wide = _region_table(steps)
     table_rows = [[region, *(number(wide.loc[region, s]) for s in steps)] for region in wide.index]
     if _took_longer(steps):
         table_rows.append(["all regions", *(number(step.regions_total_s * MILLI) for step in steps.values())])
-    table_rows.append(["step", *(number(step.step_s * MILLI) for step in steps.values())])
+    table_rows.append(["step", *(Linked(number(s.step_s * MILLI), f"{point}/{name}") for name, s in steps.items())])
     columns = ["region", *(f"{s}, ms" for s in steps)]
     return figure(
         f"breakdown-{experiment.name}{key}", "Where the time goes" + (f": {point.partition('/')[2]}" if key else ""),
-        _breakdown_finding(wide, steps),
+        _breakdown_finding(wide, steps, pair),
         f"Case {point}. Regions hold their operators and the communication that nothing hides; “host” is the device "
         f"waiting for the next launch.{PROFILED if _took_longer(steps) else ''}",
         lambda narrow: breakdown_figure(parts, narrow),
@@ -338,9 +344,11 @@ def _region_table(steps: Mapping[str, Step]) -> pd.DataFrame:
     )
 
 
-def _breakdown_finding(wide: pd.DataFrame, steps: Mapping[str, Step]) -> str:
-    slow = max(steps, key=lambda s: steps[s].step_s)
-    fast = min(steps, key=lambda s: steps[s].step_s)
+def _breakdown_finding(wide: pd.DataFrame, steps: Mapping[str, Step], pair: tuple[str, str] | None = None) -> str:
+    """Which regions make the slower of a pair slower; without a pair, the slowest than the fastest."""
+    compared = pair if pair and set(pair) <= set(steps) else tuple(steps)
+    slow = max(compared, key=lambda s: steps[s].step_s)
+    fast = min(compared, key=lambda s: steps[s].step_s)
     if slow == fast:
         return f"{slow} takes {number(steps[slow].step_s * MILLI)} ms."
     gap = (wide[slow] - wide[fast]).sort_values(ascending=False)

@@ -5,7 +5,7 @@ from typing import Any
 from moebench.gates.study import EVALUATION, TRAINING
 from moebench.report.gate_figures import gate_figure
 from moebench.report.gate_rows import GateRows
-from moebench.report.parts import Table, figure, number, percent, times
+from moebench.report.parts import Linked, Table, figure, number, percent, times
 from moebench.workloads.gates.registry import get_gate
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.suite import GateExperiment
@@ -42,7 +42,7 @@ def gate_page(experiment: GateExperiment, gate: GateSpec, found: GateRows, kept_
     ]
     if trained != gate:
         facts.append(("in the training", trained.label))
-    facts.append(("its rows", f"case {found.case(label)}"))
+    facts.append(("its rows", Linked(f"case {found.case(label)}", found.case(label))))
     return {
         "id": f"gate-{experiment.name}-{gate.name}",
         "title": rule.title,

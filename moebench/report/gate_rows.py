@@ -7,6 +7,7 @@ import pandas as pd
 
 from moebench.gates.study import EVALUATION, TRAINING
 from moebench.plan_gates import ENGINE
+from moebench.report.text import printable
 from moebench.results.store import RunFolder
 from moebench.results.table import table
 from moebench.workloads.suite import GateExperiment
@@ -112,7 +113,7 @@ class GateRows:
 
 def gate_rows(folder: RunFolder, experiment: GateExperiment) -> GateRows:
     """The rows of one experiment that study rules."""
-    frame = table(folder, *METRICS)
+    frame = printable(table(folder, *METRICS))
     frame = frame[(frame["experiment"] == experiment.name) & (frame["engine"] == ENGINE)]
     columns = {key: [detail.get(key) for detail in frame["detail"]] for key in _KEYS}
     return GateRows(frame[["case", "gate", "metric", "value"]].assign(**columns))

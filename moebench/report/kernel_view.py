@@ -13,13 +13,13 @@ from moebench.claims.reported import implementations
 from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
 from moebench.report.kernel_figures import kernel_figure
-from moebench.report.parts import Figure, Table, figure, interval, number, times
+from moebench.report.parts import Figure, Linked, Table, figure, interval, number, times
 from moebench.results.store import RunFolder
 from moebench.workloads.suite import KernelExperiment
 
 MICRO, GIGA, TERA = 1e6, 1e9, 1e12
 KEYS = ["case", "regime"]
-MOST_TABLE_ROWS = 1500
+MOST_TABLE_ROWS = 5_000
 SIMULATED = (
     "Simulated: torch's time is that of the aten operators that it runs; a fused kernel's (Triton's, or another "
     "system's own) is the bytes and FLOPs that it declares at the share of the peak rate assumed for its kind. That "
@@ -259,7 +259,7 @@ def _call_row(row: pd.Series) -> list[str]:
         row["case"] + regime,
         str(row["shape"]),
         str(row["system"]),
-        number(row["value"] * MICRO) if has_number else str(row["status"]),
+        Linked(number(row["value"] * MICRO) if has_number else str(row["status"]), row["case"] + regime),
         interval(row["low"] * MICRO, row["high"] * MICRO),
         _rate(row["achieved_bandwidth"], row["achieved_rate"]),
         times(row["floor_ratio"]),

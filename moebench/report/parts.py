@@ -7,14 +7,42 @@ from dataclasses import dataclass
 from moebench.report.style import themed
 
 
+class Linked(str):
+    """A cell's text that comes from the rows of a case, to which a page leads its reader.
+
+    Attributes:
+        case: its name, where the page itself lists it; address: of another page that does.
+    """
+
+    case: str
+    address: str
+
+    def __new__(cls, text: str, case: str = "", address: str = "") -> "Linked":
+        """The text of a cell, and where it leads."""
+        own = super().__new__(cls, text)
+        own.case, own.address = str(case), address
+        return own
+
+
+class Drawn(str):
+    """A cell that is markup already: an interval as a drawing."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows of text; `numeric` columns stand right-aligned."""
+    """Columns and rows of text; `numeric` columns stand right-aligned.
+
+    Attributes:
+        lists_cases: whether each row begins with the name of a case that other tables may lead to.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
     numeric: frozenset[str] = frozenset()
+    lists_cases: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from moebench.claims.reported import BEST_OTHER
 from moebench.claims.rivals import Sides, sides_of
 from moebench.claims.scoreboard import Score
 from moebench.report.figures import speedup_figure
-from moebench.report.parts import Figure, Table, figure, interval, number, times
+from moebench.report.parts import Figure, Linked, Table, figure, interval, number, times
 from moebench.workloads.suite import LayerExperiment
 
 MILLI = 1e3
@@ -66,6 +66,8 @@ def _against(own: pd.Series, rivals: pd.DataFrame) -> dict:
         "rival": str(best),
         "ours_ms": own["value"] * MILLI,
         "theirs_ms": rivals.loc[best, "value"] * MILLI,
+        "case": own["case"],
+        "rival_case": rivals.loc[best, "case"],
         "value": rivals.loc[best, "value"] / own["value"],
     }
     draws = [np.asarray(d, dtype=float) for d in rivals["draws"]]
@@ -92,8 +94,9 @@ def _figure(
     )
     columns = ["gate", "batch", "topology", "best other", "best other, ms", f"{system}, ms", "speedup", "interval"]
     rows = [
-        [p["gate"], str(p["batch_size"]), p["topology"], p["rival"] or "–", number(p.get("theirs_ms")),
-         number(p.get("ours_ms")), times(p["value"]), interval(p["low"], p["high"], "x") or p["note"]]
+        [p["gate"], str(p["batch_size"]), p["topology"], p["rival"] or "–",
+         Linked(number(p.get("theirs_ms")), p.get("rival_case")), Linked(number(p.get("ours_ms")), p.get("case")),
+         times(p["value"]), interval(p["low"], p["high"], "x") or p["note"]]
         for _, p in points.iterrows()
     ]  # fmt: skip
     named = f": {sides.rivals}" if sides.rivals else ""
@@ -135,6 +138,7 @@ def step_time_tables(experiment: LayerExperiment, step_times: pd.DataFrame) -> l
 
 def _cell(row: pd.Series, best: pd.Series) -> str:
     if row["status"] != "passed":
-        return "no gate" if row["status"] == "unsupported" else str(row["status"]).replace("-", " ")
+        word = "no gate" if row["status"] == "unsupported" else str(row["status"]).replace("-", " ")
+        return Linked(word, row["case"])
     mark = " *" if row["value"] == best[row["size"], row["gate"]] else ""
-    return number(row["value"] * MILLI) + mark
+    return Linked(number(row["value"] * MILLI) + mark, row["case"])

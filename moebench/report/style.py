@@ -1,6 +1,6 @@
 """How figures look: one style, colours that the page can turn over for dark mode, and SVG with reproducible bytes.
 
-Figures are drawn once. Every colour is a sentinel that `themed` replaces by a CSS variable of the page (report.css
+Figures are drawn once. Every colour is a sentinel that `themed` replaces by a CSS variable of the page (page.css
 defines the light and dark values), so the same drawing serves both; a file on its own gets the light values.
 """
 
@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from moebench.report.text import text_of
 
 LEAST_CLASS = 3  # a style that occurs so often in a drawing is written once
 
@@ -73,6 +75,7 @@ def figure_style() -> Iterator[None]:
         "axes.titlelocation": "left",
         "legend.frameon": False,
         "hatch.linewidth": 0.5,
+        "text.parse_math": False,  # a name may hold dollar signs
     }
     with seaborn.axes_style("whitegrid", rc=settings), matplotlib.rc_context(settings):
         yield
@@ -148,14 +151,14 @@ def themed(svg: str, title: str, description: str, key: str) -> str:
     svg = re.sub(r'(xlink:href="#|href="#|url\(#)([^")]+)', rf"\1{own}-\2", svg)
     svg = svg.replace("font-family: 'DejaVu Sans'", "font-family: inherit")
     svg = re.sub(r"font: ([^;]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", svg)
-    label = f'role="img" aria-labelledby="{key}-title {key}-desc"'
-    heading = f'<title id="{key}-title">{_escape(title)}</title><desc id="{key}-desc">{_escape(description)}</desc>'
+    label = f'role="img" aria-labelledby="{own}-t {own}-d"'
+    heading = f'<title id="{own}-t">{text_of(title)}</title><desc id="{own}-d">{text_of(description)}</desc>'
     box = re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', svg)
     if box is None:
         raise ValueError("an SVG without a viewBox has no size")
     width_pt = float(box.group(1))
     size = f'style="min-width:{0.95 * width_pt:.0f}px;max-width:{1.45 * width_pt:.0f}px"'
-    return re.sub(r"<svg([^>]*)>", rf"<svg\1 {size} {label}>{heading}", svg, count=1)
+    return re.sub(r"<svg([^>]*)>", lambda tag: f"<svg{tag[1]} {size} {label}>{heading}", svg, count=1)
 
 
 def standalone(svg: str) -> str:
@@ -163,7 +166,3 @@ def standalone(svg: str) -> str:
     for sentinel, colour in LIGHT.items():
         svg = svg.replace(sentinel, colour)
     return svg
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -5,24 +5,27 @@ from typing import Any
 import moebench
 from moebench import kinds
 from moebench.claims.evidence import Evidence, obtain
-from moebench.claims.query import Condition, Obtained
+from moebench.claims.query import Obtained
 from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score, scoreboard
 from moebench.claims.verdict import NOT_RUN
-from moebench.claims.why import quantity, reported
 from moebench.claims.words import DEFINITIONS
+from moebench.compare.escape import plain
 from moebench.report.claims_view import (
-    assumed_share,
     card,
+    claim_key,
     not_run_table,
-    own_interval,
+    rests_table,
     score_sentence,
-    sentence,
+    score_table,
     the_map,
 )
+from moebench.report.facts import facts_text
 from moebench.report.machines_view import machine_tables, machines_sentence
 from moebench.report.parts import Table, size
-from moebench.results.lines import SCHEMA_VERSION
+from moebench.report.tables import anchors_of, with_lines
+from moebench.report.text import printable
+from moebench.results.lines import SCHEMA_VERSION, places
 from moebench.results.rows import SUBJECTS
 from moebench.results.store import RunFolder
 from moebench.results.table import table
@@ -71,31 +74,42 @@ def page(folder: RunFolder) -> dict[str, Any]:
     """Everything the template needs."""
     suite, record = folder.suite, folder.record
     scores = scoreboard(suite, folder)
-    frame = table(folder, *METRICS)
+    frame = printable(table(folder, *METRICS))
+    lines = {plain(case): span for case, span in places(folder.results).items()}
     obtained = _obtained(folder, scores)
     defaults = {name: found.conditions[0] for name, found in obtained.items()}
     present = set(frame["experiment"])
     experiments = [
         kinds.of(e.kind, "view")(folder, e, frame, scores) for e in suite.experiments if e.name in present
     ]
+    for experiment in experiments:
+        experiment["cases"] = with_lines(experiment["cases"], lines)
+    cards = [
+        card(score, defaults.get(score.claim.id))
+        for score in scores
+        if score.verdict != NOT_RUN or score.obtained is not None
+    ]
     topologies = folder.topologies
-    rests_on = " ".join(filter(None, (assumed_share(s) for s in scores)))
     return {
         "title": suite.title,
         "suite": suite.name,
         "created": record["created"].replace("T", " "),
         "headline": suite.title,
-        "lead": _lead(scores, defaults, experiments, frame, record),
-        "score_sentence": score_sentence(scores),
-        "claims": [
-            card(score, defaults.get(score.claim.id))
-            for score in scores
-            if score.verdict != NOT_RUN or score.obtained is not None
-        ],
+        "lead": _lead(scores, frame, record),
+        "findings": [experiment["answer"] for experiment in experiments if experiment["answer"]],
+        "facts": facts_text(scores),
+        "scoreboard": score_table(scores, defaults),
+        "claims": cards,
+        "anchors": {
+            **anchors_of(experiment["cases"] for experiment in experiments),
+            **{claim_key(score): "not-run" for score in scores},
+            **{claim_key(score): f"claim-{score.claim.id}" for score in scores if score.obtained is not None},
+        },
         "not_run": not_run_table(scores),
         "map": the_map(scores, obtained, _Draws(folder), _parameters(folder)),
         "experiments": experiments,
-        "machines_sentence": f"{machines_sentence(topologies.values())} {rests_on}".strip(),
+        "machines_sentence": machines_sentence(topologies.values()),
+        "rests": rests_table(scores),
         "machines": machine_tables(topologies.values()),
         "reading": [*READING, *(ENGINES[name] for name in ENGINES if name in set(frame["engine"]))],
         "command": record["environment"]["command"],
@@ -105,28 +119,14 @@ def page(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _lead(
-    scores: list[Score], defaults: dict[str, Condition], experiments: list[dict], frame: Any, record: dict
-) -> list[str]:
-    """The answer, in a few sentences: what is claimed, what comes out, why."""
+def _lead(scores: list[Score], frame: Any, record: dict) -> list[str]:
+    """What came out, in two sentences, and what did not come out at all."""
     cases = frame["case"].nunique()
     state = "" if record["finished"] else f" This run is unfinished: {cases} of {record['cases']} cases."
     bad = frame[frame["status"].isin(["wrong", "failed"])]
     reasons = bad.groupby("system", observed=True)["reason"].first().items()
     trouble = [f"{name} has no number: {reason}." for name, reason in reasons]
-    answers = [e["answer"] for e in experiments if e["answer"]]
-    judged = next((s for s in scores if s.obtained is not None), None)
-    if judged is None:
-        return [f"{cases:,} cases.{state}", *trouble, *answers]
-    claim = judged.claim
-    own = own_interval(defaults.get(claim.id))
-    first = (
-        f"{sentence(claim)}: the paper reports {reported(claim)}. On the default machine we obtain "
-        f"{quantity(claim, judged.obtained)}{f' ({own} over its draws)' if own else ''}; the verdict over everything "
-        f"that the paper leaves open is “{judged.verdict}”."
-    )
-    last = f"{cases:,} cases, each from the operators that the systems execute.{state}"
-    return [first, *trouble, *answers, last]
+    return [f"{score_sentence(scores)} {cases:,} cases.{state}", *trouble]
 
 
 def _obtained(folder: RunFolder, scores: list[Score]) -> dict[str, Obtained]:

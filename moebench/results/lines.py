@@ -105,6 +105,21 @@ def objects(file: Path, metrics: Sequence[str] = ()) -> Iterator[tuple[int, dict
             yield number, item
 
 
+def places(file: Path) -> dict[str, tuple[int, int]]:
+    """First and last line of the rows of each whole case, by its name; of one that stands there twice the first time.
+
+    Raises:
+        InputError: a line is no row, or another version of moebench wrote it.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    before = 0
+    for number, item, is_last in _items(file, [b'"last"']):
+        if is_last:
+            found.setdefault(item["case"], (before + 1, number))
+            before = number
+    return found
+
+
 def repeated(file: Path) -> tuple[int, str] | None:
     """Line number and name of the first case that stands in a file for the second time, or None."""
     ended: set[str] = set()

@@ -49,8 +49,9 @@ def test_every_figure_has_a_name_and_every_id_is_unique(page):
 
 def test_tables_sort_by_header(page):
     """A click on a header sorts its table, a second one the other way round."""
-    cells = "[...document.querySelectorAll('#machines table')[0].tBodies[0].rows].map(r => r.cells[4].textContent)"
-    head = "document.querySelectorAll('#machines table')[0].tHead.rows[0].cells[4].querySelector('button').click()"
+    table = "document.querySelectorAll('#machines details table')[0]"
+    cells = f"[...{table}.tBodies[0].rows].map(r => r.cells[4].textContent.trim())"
+    head = f"{table}.tHead.rows[0].cells[4].querySelector('button').click()"
     page.evaluate(head)
     up = page.evaluate(cells)
     page.evaluate(head)

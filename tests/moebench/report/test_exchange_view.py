@@ -13,7 +13,7 @@ from moebench.claims.together import holdings
 from moebench.report.exchange_figures import FASTER, SAME, SLOWER, condition_map, needs_figure, sign_of
 from moebench.report.exchange_points import calls, crossing, speedups
 from moebench.report.exchange_view import experiment_view
-from moebench.report.html import render
+from moebench.report.render import render
 from moebench.report.style import SERIES
 from moebench.report.view import METRICS, page
 from moebench.results.table import table
@@ -152,7 +152,7 @@ def test_the_page_holds_the_section_and_the_claims(shown):
     assert (cards["hetu-c1"]["error"], cards["hetu-c1"]["own_interval"]) == ("", "")
     assert cards["hetu-h3"]["own_interval"]
     assert shown["map"]["claim"] == "hetu-h3"
-    text = render(shown)
+    text = render("report", shown)
     assert FASTER in text
     assert SLOWER in text
     assert not any(colour in text for colour in SERIES)

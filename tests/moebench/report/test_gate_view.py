@@ -7,7 +7,7 @@ import pytest
 from moebench.plan import Filters, plan
 from moebench.report.gate_rows import gate_rows
 from moebench.report.gate_view import experiment_view, statuses_of
-from moebench.report.html import render
+from moebench.report.render import render
 from moebench.report.view import METRICS, page
 from moebench.results.rows import row_of
 from moebench.results.table import table, table_of
@@ -86,7 +86,7 @@ def test_figures_name_what_they_draw(view):
 
 def test_the_whole_page_renders(whole):
     """Links lead to the pages of the rules, and the engine is explained."""
-    html = render(whole)
+    html = render("report", whole)
     for gate in RULES:
         assert f'href="#gate-gates-{gate.name}"' in html
         assert f'id="gate-gates-{gate.name}"' in html
@@ -97,7 +97,7 @@ def test_the_whole_page_renders(whole):
 def test_a_phone_shows_it_without_scrolling_sideways(whole, tmp_path):
     """No complaint, and long formulas and tables stay inside the page."""
     path = tmp_path / "report.html"
-    path.write_text(render(whole))
+    path.write_text(render("report", whole))
     with Page(chromium_or_skip(), 390, 844) as browser:
         browser.open(path)
         assert browser.complaints() == []
