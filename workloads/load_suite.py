@@ -13,6 +13,7 @@ from moebench.workloads.exchange import size_words
 from moebench.workloads.gate import GateTraining
 from moebench.workloads.kernel import OPERATIONS, KernelWorkload, combined
 from moebench.workloads.layer import GateSpec, RoutingSpec
+from moebench.workloads.load_figures import figures_of
 from moebench.workloads.places import SUITES, find, names
 from moebench.workloads.schema import check_data, parse_file
 from moebench.workloads.suite import (
@@ -55,15 +56,17 @@ def load_suite(name: str) -> Suite:
     path = find(SUITES, name)
     file = read_toml(path)
     model = parse_file(SuiteFile, file)
+    experiments = tuple(_experiment(e, file, index) for index, e in enumerate(model.experiments))
     return Suite(
         name=path.stem,
         title=model.title,
         paper=model.paper,
-        experiments=tuple(_experiment(e, file, index) for index, e in enumerate(model.experiments)),
+        experiments=experiments,
         reported=model.reported,
         samples=model.samples,
         seed=model.seed,
         source_path=str(path),
+        figures=figures_of(model.figures, experiments, model.reported is not None, file.where),
     )
 
 
@@ -73,8 +76,8 @@ def check_suite(suite: Suite, where: str) -> None:
     Raises:
         InputError: the first fault, as for a file.
     """
-    data = to_file(suite)
-    check_data(SuiteFile, data, lambda keys: f"{where}.{dotted(keys)}" if keys else where)
+    model = check_data(SuiteFile, to_file(suite), partial(_below, where))
+    figures_of(model.figures, suite.experiments, suite.reported is not None, partial(_below, where))
     for experiment in suite.experiments:
         place = f"{where}.experiments.{experiment.name}"
         if isinstance(experiment, KernelExperiment):
@@ -102,6 +105,7 @@ def to_file(suite: Suite) -> dict[str, Any]:
             experiment["payloads"] = [f"{size} B" for size in sizes]
             del experiment["payloads_bytes"], experiment["payload_bytes"]
         experiment["figure"] = experiment["figure"] or None
+    data["figures"] = [{key: value for key, value in figure.items() if value} for figure in data["figures"]]
     return data
 
 
@@ -117,7 +121,7 @@ def gate_spec(label: str, where: str = "") -> GateSpec:
 
 
 def _below(place: str, keys: Sequence[Key]) -> str:
-    return f"{place}.{dotted(keys)}"
+    return f"{place}.{dotted(keys)}" if keys else place
 
 
 def _in_file(file: TomlFile, table: Sequence[Key], keys: Sequence[Key]) -> str:

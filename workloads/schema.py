@@ -1,7 +1,8 @@
 """What hardware and topology files may contain, as strict models, and how a fault in a file is told.
 
-Only this module and the one of suites (moebench.workloads.suite_schema) know pydantic. The models stay at the file
-boundary: moebench.workloads.load turns them into the frozen dataclasses that all else uses.
+Only this module, the one of suites (moebench.workloads.suite_schema) and the one of their figures
+(moebench.workloads.figure_schema) know pydantic. The models stay at the file boundary: moebench.workloads.load turns
+them into the frozen dataclasses that all else uses.
 """
 
 import re

@@ -6,6 +6,7 @@ A kind of workload has its own kind of Experiment here; what all of them say sta
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moebench.workloads.figure import PaperFigure
 from moebench.workloads.gate import GateTraining
 from moebench.workloads.kernel import FORWARD
 from moebench.workloads.layer import GateSpec, RoutingSpec
@@ -169,6 +170,7 @@ class Suite:
     Attributes:
         reported: name of the CSV file of reported numbers in moebench.reported, or None.
         samples: draws of the uncertain parameters.
+        figures: of the paper.
     """
 
     name: str
@@ -179,3 +181,4 @@ class Suite:
     samples: int = 256
     seed: int = 0
     source_path: str = ""
+    figures: tuple[PaperFigure, ...] = ()

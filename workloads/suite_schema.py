@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.exchange import BYTES_PER_ELEMENT, EXCHANGES
 from moebench.workloads.experts import experts_for
+from moebench.workloads.figure_schema import PaperFigureFile
 from moebench.workloads.kernel import DIRECTIONS, OPERATIONS
 from moebench.workloads.layer import ACTIVATIONS, DTYPES, ROUTINGS
 from moebench.workloads.schema import (
@@ -317,6 +318,7 @@ class SuiteFile(Strict):
     samples: Annotated[int, Field(ge=1, le=100_000)] = 256
     seed: Seed = 0
     experiments: Annotated[list[ExperimentFile], Field(min_length=1)]
+    figures: list[PaperFigureFile] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -18,6 +18,7 @@ VERBS = {
     "claims": "Scoreboard: what was reported, what was obtained, the verdict and why.",
     "list": "What there is: suites, systems, gates, kernels, topologies, hardware, claims, figures.",
     "report": "Write the HTML report of a run.",
+    "figures": "Redraw a paper's figures for print: reported beside obtained.",
     "explain": "Where the time of a case goes, or why one case beats another.",
     "compare": "What changed from one run to another, and whether it counts.",
     "check": "The same, against a baseline.",

@@ -112,14 +112,20 @@ def claims() -> Entries:
 
 
 def figures() -> Entries:
-    """Figures of papers that a suite redraws."""
+    """Figures of papers: what the paper published of each, and whether it is drawn."""
     from moebench.workloads.load import load_suite, suite_names
 
     return [
-        {"name": f"{suite.name}/{e.name}", "suite": suite.name, "title": e.title, "question": e.question}
+        {
+            "name": f"{suite.name}/{figure.name}",
+            "suite": suite.name,
+            "number": figure.number,
+            "title": figure.title,
+            "published": figure.published,
+            "experiment": figure.experiment or "not drawn",
+        }
         for suite in map(load_suite, suite_names())
-        for e in suite.experiments
-        if e.figure
+        for figure in suite.figures
     ]
 
 

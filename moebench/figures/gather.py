@@ -1,0 +1,52 @@
+"""Everything that is known of a suite's figures: what the paper reports, and what a run obtained."""
+
+from collections.abc import Mapping, Sequence
+
+from moebench.claims.reported import claims_of
+from moebench.figures.obtained import HOST_BOUND, REGION_TIME, obtained_points
+from moebench.figures.points import Drawing, Grid
+from moebench.figures.reported import reported_points, unpublished
+from moebench.results.rows import Row
+from moebench.results.store import RunFolder
+from moebench.workloads.figure import REGIONS, PaperFigure
+from moebench.workloads.suite import Suite
+
+NO_RUN, NO_CASE = "no finished run of the suite", "the run has no case of it"
+
+
+def gather(suite: Suite, folder: RunFolder | None = None) -> list[Drawing]:
+    """The figures of a suite in its order, each with its points or the reason why it has none.
+
+    Raises:
+        InputError: a figure names a reported number that isn't there or has no place in it; a row can't be read.
+    """
+    rows = _rows(suite, folder)
+    return [_drawing(figure, suite, rows) for figure in suite.figures]
+
+
+def _rows(suite: Suite, folder: RunFolder | None) -> Mapping[str, Sequence[Row]] | None:
+    """The run's rows that some figure draws, by metric; read once."""
+    if folder is None:
+        return None
+    metrics = {e.name: e.metric for e in suite.experiments}
+    wanted = {metrics[figure.experiment] for figure in suite.figures if figure.experiment}
+    if any(figure.value == REGIONS for figure in suite.figures):
+        wanted |= {REGION_TIME, HOST_BOUND}
+    found: dict[str, list[Row]] = {name: [] for name in wanted}
+    for row in folder.rows(*sorted(wanted)) if wanted else ():
+        found[row.metric].append(row)
+    return found
+
+
+def _drawing(figure: PaperFigure, suite: Suite, rows: Mapping[str, Sequence[Row]] | None) -> Drawing:
+    if figure.not_drawn:
+        return Drawing(figure, reason=figure.not_drawn)
+    experiment = next(e for e in suite.experiments if e.name == figure.experiment)
+    grid = Grid.of(figure, experiment)
+    reported = reported_points(grid, claims_of(suite.reported)) if suite.reported else []
+    obtained, engine = ([], "") if rows is None else obtained_points(grid, suite, experiment, rows)
+    if not reported and not any(p.value is not None for p in obtained):
+        nothing = "nothing reported has a place in it, and " if suite.reported else ""
+        return Drawing(figure, grid, reason=nothing + (NO_RUN if rows is None else NO_CASE))
+    crossed = unpublished(grid, reported) if suite.reported else []
+    return Drawing(figure, grid, (*reported, *obtained, *crossed), engine=engine)

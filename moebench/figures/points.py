@@ -1,0 +1,114 @@
+"""What a figure holds, one point a value: reported, obtained, or known to be missing. Its CSV has the same."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from moebench.workloads.figure import REGIONS, SPEEDUP, PaperFigure
+from moebench.workloads.figure_lists import kept_lists
+from moebench.workloads.suite import AnyExperiment
+
+REPORTED, OBTAINED, NOT_PUBLISHED = "reported", "obtained", "not published"
+OUT_OF_MEMORY = "out of memory"
+REGION = "region"
+# Kind of experiment -> what its times are times of, unit, seconds in it.
+TIMES = {
+    "layer": ("step time", "ms", 1e-3),
+    "exchange": ("time of one exchange", "us", 1e-6),
+    "kernel": ("time of one call", "us", 1e-6),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a figure, in its unit.
+
+    Attributes:
+        source: `reported`, `obtained` or `not published`.
+        at: list -> value, as text, of the axes on which it has a place; without x it holds all along a panel.
+        low, high: its interval. note: why there is no value, or what a reported one is (`up to`, `mean`).
+        origin: id of a reported number, or the case. evidence: of a reported number, or the engine of a case.
+    """
+
+    source: str
+    at: Mapping[str, str]
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+    origin: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The places of a figure: values of its axes, in order; an axis that it doesn't have holds one empty text.
+
+    Attributes:
+        rest: lists that are no axis, with their one value.
+    """
+
+    figure: PaperFigure
+    kind: str
+    x: tuple[str, ...]
+    series: tuple[str, ...]
+    panels: tuple[str, ...]
+    rest: Mapping[str, str]
+
+    @classmethod
+    def of(cls, figure: PaperFigure, experiment: AnyExperiment) -> "Grid":
+        """The grid of a figure's experiment."""
+        kept = kept_lists(figure, experiment)
+        x, series, panels = (kept[name] if name else ("",) for name in (figure.x, figure.series, figure.panel))
+        rest = {name: values[0] for name, values in kept.items() if name not in figure.axes and values[0]}
+        return cls(figure, experiment.kind, x, series, panels, rest)
+
+    @property
+    def unit(self) -> str:
+        """Of its values."""
+        return "ratio" if self.figure.value == SPEEDUP else TIMES[self.kind][1]
+
+    @property
+    def seconds(self) -> float:
+        """In a unit of its times."""
+        return TIMES[self.kind][2]
+
+    def places(self) -> Iterator[dict[str, str]]:
+        """Every place, panel by panel."""
+        for panel in self.panels:
+            for x in self.x:
+                for series in self.series:
+                    yield self.at(panel, x, series)
+
+    def at(self, panel: str = "", x: str = "", series: str = "") -> dict[str, str]:
+        """A place by the lists that its axes stand for."""
+        named = {self.figure.panel: panel, self.figure.x: x, self.figure.series: series}
+        return {name: value for name, value in named.items() if name and value}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with everything that is known of it; nothing is drawn where `points` are empty.
+
+    Attributes:
+        reason: why there is nothing to draw.
+        engine: of what was obtained.
+    """
+
+    figure: PaperFigure
+    grid: Grid | None = None
+    points: tuple[Point, ...] = ()
+    reason: str = ""
+    engine: str = ""
+
+    def count(self, source: str) -> int:
+        """Values of one source; of a stack its parts count as one."""
+        found = [p for p in self.points if p.source == source and p.value is not None]
+        if self.figure.value == REGIONS:
+            return len({tuple(v for k, v in p.at.items() if k != REGION) for p in found})
+        return len(found)
+
+
+def columns_of(grid: Grid) -> list[str]:
+    """The lists that a point of a grid may name: its axes in the order of a table, then what is fixed."""
+    axes = [name for name in (grid.figure.panel, grid.figure.x, grid.figure.series) if name]
+    return [*axes, *([REGION] if grid.figure.value == REGIONS else []), *grid.rest]

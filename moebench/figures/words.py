@@ -1,0 +1,59 @@
+"""What stands on the axes of a printed figure."""
+
+import re
+
+from moebench.figures.points import TIMES, Grid
+from moebench.workloads.figure import BEST_OTHER, SPEEDUP, SYSTEM
+
+LABELS = {
+    "batch_size": "sequences a GPU",
+    "size": "nodes x GPUs",
+    "payload": "payload of a GPU, bytes",
+    "gate": "gate",
+    "tokens": "tokens",
+    "top_k": "choices a token",
+    "experts": "experts",
+    "d_model": "model width",
+    "d_ffn": "feed-forward width",
+    "op": "operator",
+    "dtype": "dtype",
+    "direction": "direction",
+    "variant": "variant",
+}
+SYSTEMS = {"layer": "system", "exchange": "exchange", "kernel": "implementation"}
+_SHORT = re.compile(r" ([KMGT]?)i?B$")  # 16 MiB as 16M
+_TITLES = {"batch_size": "batch size {}", "top_k": "k = {}", "tokens": "{} tokens", "experts": "{} experts"}
+
+
+def axis_label(name: str, kind: str) -> str:
+    """Of the x axis."""
+    return SYSTEMS[kind] if name == SYSTEM else LABELS[name]
+
+
+def value_label(grid: Grid) -> str:
+    """Of the y axis, with the unit."""
+    figure = grid.figure
+    if figure.value == SPEEDUP:
+        return f"speedup over {'the best other' if figure.baseline == BEST_OTHER else figure.baseline}"
+    what, unit, _ = TIMES[grid.kind]
+    return f"{what}, {unit}"
+
+
+def panel_title(name: str, value: str) -> str:
+    """Over a panel: `batch size 32`, `k = 2`, `switch`."""
+    return _TITLES.get(name, "{}").format(number_text(name, value))
+
+
+def tick_text(name: str, value: str, kind: str = "") -> str:
+    """Under a place of the axis, and with `kind` in a legend."""
+    if name == "payload":
+        return value if kind else _SHORT.sub(r"\1", value)
+    text = number_text(name, value)
+    return f"{text} {LABELS[name]}" if kind and name in ("tokens", "top_k", "experts") else text
+
+
+def number_text(name: str, value: str) -> str:
+    """`32k` for 32768 tokens."""
+    if name == "tokens" and value.isdigit() and int(value) >= 1024 and int(value) % 1024 == 0:
+        return f"{int(value) // 1024}k"
+    return value

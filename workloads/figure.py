@@ -1,0 +1,62 @@
+"""The figures of a paper as data: what each one shows, and which results and reported numbers fill it.
+
+A figure is a grid of places. Every list of its experiment that holds more than one value is an axis of it, a series or
+a panel; `only` narrows the lists.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moebench.workloads.kernel import DIMENSIONS
+
+SPEEDUP, TIME, REGIONS = "speedup", "time", "regions"
+VALUES = (SPEEDUP, TIME, REGIONS)  # a baseline's time over the own; a time; a time by region
+BARS, LINES = "bars", "lines"
+MARKS = (BARS, LINES)
+COLUMN, PAGE = "column", "page"
+WIDTHS = (COLUMN, PAGE)  # of a paper in two columns
+SYSTEM, BEST_OTHER = "system", "best-other"
+AXES = ("x", "series", "panel")
+NUMBERS = ("batch_size", "size", "payload", *DIMENSIONS)  # lists whose values are in order
+MOST_SERIES = 8  # more colours and marks nobody tells apart
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One figure or table of a paper.
+
+    Attributes:
+        name: of its files. number: as the paper counts it; empty where that is not known.
+        published: what the paper published of it, a sentence.
+        not_drawn: why there is nothing to draw; a figure that has it has none of what follows.
+        value: `speedup`, `time` or `regions`, of `experiment`; baseline: of a speedup, a system or `best-other`.
+        x, series, panel: names of lists of the experiment. only: name of a list -> what is kept of it, as text.
+        reported: ids of the reported numbers that stand in it.
+        mark: `bars` or `lines`. width: `column` or `page`.
+    """
+
+    name: str
+    title: str
+    number: str = ""
+    published: str = ""
+    not_drawn: str = ""
+    experiment: str = ""
+    value: str = ""
+    baseline: str = ""
+    x: str = ""
+    series: str = ""
+    panel: str = ""
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reported: tuple[str, ...] = ()
+    mark: str = ""
+    width: str = COLUMN
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The lists that vary in it: on the x axis, by series, by panel."""
+        return tuple(name for name in (self.x, self.series, self.panel) if name)
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether values stand as bars: asked for, or because what is on the x axis has no order."""
+        return self.mark == BARS or (not self.mark and self.x not in NUMBERS)
