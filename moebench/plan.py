@@ -199,10 +199,11 @@ def engine_of(topology: Topology, engine: str) -> str:
 def _check_names(suite: Suite, filters: Filters) -> None:
     """Refuse a filter that names nothing, listing what there is."""
     if suite.reported is not None:
-        from moebench.claims.reported import papers
+        from moebench.claims.reported import load_claims, own_file
 
-        if suite.reported not in papers():
-            raise one_of("reported", suite.reported, papers(), source(suite))
+        file = own_file(suite.reported, source(suite))
+        if file is not None:
+            load_claims(file)  # refuses what it can't read, before anything runs
     known: dict[str, list[object]] = {}
     for experiment in chosen_experiments(suite, filters):
         for what, names in kinds.of(experiment.kind, "names")(experiment, source(suite)).items():

@@ -86,7 +86,7 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
             continue
         topology = context.machines(place.topology)
         workload = workload_of(experiment, gate, batch_size, assumption, topology.ranks)
-        problem = workload.problem(topology.ranks)
+        problem = workload.problem(topology.ranks) or _trace_problem(workload, topology.ranks)
         if problem:
             raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
         own = systems if assumption.is_default or place.asked else _swept(experiment, systems, filters)
@@ -104,6 +104,19 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
                 is_default=assumption.is_default,
                 overrides=dict(filters.overrides),
             )
+
+
+def _trace_problem(workload: LayerWorkload, ranks: int) -> str | None:
+    """Why a recorded routing can't serve a workload on so many ranks; None where it can, or there is none."""
+    if workload.routing.path is None:
+        return None
+    from moebench.workloads.routing import recorded_shape
+
+    path, wanted = workload.routing.path, ranks * workload.tokens
+    tokens, experts = recorded_shape(path)
+    if experts != workload.experts:
+        return f"experts = {workload.experts}, the recorded routing {path} has {experts}"
+    return f"needs {wanted} tokens in all, the recorded routing {path} has {tokens}" if wanted > tokens else None
 
 
 def check_key(case: Case) -> tuple[Hashable, ...]:

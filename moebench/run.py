@@ -135,7 +135,14 @@ def begin(ready: Plan, out: Path | None = None) -> Job:
         environment(seed=ready.suite.seed),
         len(ready.cases),
     )
-    return Job(RunFolder.create(path, record), ready.cases, ready.topologies)
+    folder = RunFolder.create(path, record)
+    if ready.suite.reported is not None:
+        from moebench.claims.reported import own_file
+
+        file = own_file(ready.suite.reported, ready.suite.source_path)
+        if file is not None:
+            folder.keep_reported(file)
+    return Job(folder, ready.cases, ready.topologies)
 
 
 def resume(path: Path) -> Job:

@@ -8,6 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from moebench.cli import group as commands
+from tests.workloads.files import suite_text, topology_text, written
 
 ROOT = Path(__file__).parent.parent
 _MEASURED = "validation-amd-epyc-family-25-model-17-2-threads/2x2"
@@ -40,21 +41,32 @@ def make_home(folder: Path) -> Path:
 
 
 def make_runs(folder: Path) -> None:
-    """The runs that the pages speak of, in the current folder."""
+    """The runs that the pages speak of, in the current folder, and files of the reader's own."""
+    make_own_files(folder / "my")
     for line in (SMOKE, HETU):
         assert (result := call(line, is_quick=False)).exit_code == 0, result.output
     for name in _COPIES:
         shutil.copytree(folder / "runs/first", folder / name)
 
 
+def make_own_files(folder: Path) -> None:
+    """A suite and a node type, in a folder of workloads."""
+    node = topology_text().replace("nodes = 2\ngpus_per_node = 4", "max_nodes = 4\ngpus_per_node = 8")
+    sizes = 'sizes = ["1x8", "4x8"]\n[parameters]'
+    written(folder / "topologies", node.replace("[parameters]", sizes), "our-node.toml")
+    suite = suite_text().replace("1x2", "4x8").replace("titan-rtx", "our-node").replace("max(4, world)", "world")
+    written(folder / "suites", suite, "ours.toml")
+
+
 def call(line: str, is_quick: bool = True) -> Result:
     """Run one command as written; `is_quick`: what takes minutes only as far as --dry-run or --help go."""
-    verb, *words = (_STANDS_FOR.get(word, word) for word in shlex.split(line)[1:])
+    words = [_STANDS_FOR.get(word, word) for word in shlex.split(line)[1:]]
+    verb = next(word for word in words if word in commands.list_commands(None))
     if verb in _NEVER:
-        return _only_its_options(verb, words)
+        return _only_its_options(verb, words[1:])
     if is_quick and verb in _LONG and _LONG[verb] not in words:
         words.append(_LONG[verb])
-    return CliRunner().invoke(commands, [verb, *words], catch_exceptions=True)
+    return CliRunner().invoke(commands, words, catch_exceptions=True)
 
 
 def _only_its_options(verb: str, words: list[str]) -> Result:

@@ -13,6 +13,7 @@ from moebench.workloads.load_machine import (
     topology_names,
     with_overrides,
 )
+from moebench.workloads.load_model import load_model, model_names
 from moebench.workloads.load_suite import gate_spec, load_suite, suite_names
 from moebench.workloads.places import this_machine_hardware_path, user_folder
 
@@ -21,8 +22,10 @@ __all__ = [
     "gate_spec",
     "hardware_names",
     "load_hardware",
+    "load_model",
     "load_suite",
     "load_topology",
+    "model_names",
     "most_nodes",
     "node_type_names",
     "suite_names",

@@ -14,6 +14,7 @@ from moebench.workloads.gate import GateTraining
 from moebench.workloads.kernel import OPERATIONS, KernelWorkload, combined
 from moebench.workloads.layer import GateSpec, RoutingSpec
 from moebench.workloads.load_figures import figures_of
+from moebench.workloads.load_model import with_models
 from moebench.workloads.places import SUITES, find, names
 from moebench.workloads.schema import check_data, parse_file
 from moebench.workloads.suite import (
@@ -54,7 +55,7 @@ def load_suite(name: str) -> Suite:
         InputError: no such suite, or a fault in its file; one line that names file, line, key and what is allowed.
     """
     path = find(SUITES, name)
-    file = read_toml(path)
+    file = with_models(read_toml(path))
     model = parse_file(SuiteFile, file)
     experiments = tuple(_experiment(e, file, index) for index, e in enumerate(model.experiments))
     return Suite(
@@ -62,12 +63,19 @@ def load_suite(name: str) -> Suite:
         title=model.title,
         paper=model.paper,
         experiments=experiments,
-        reported=model.reported,
+        reported=_reported(model.reported, path),
         samples=model.samples,
         seed=model.seed,
         source_path=str(path),
         figures=figures_of(model.figures, experiments, model.reported is not None, file.where),
     )
+
+
+def _reported(reported: str | None, path: Path) -> str | None:
+    """A path is read from the folder of the suite's file."""
+    if reported is None or not reported.endswith(".csv"):
+        return reported
+    return str((path.parent / Path(reported).expanduser()).absolute())
 
 
 def check_suite(suite: Suite, where: str) -> None:

@@ -5,16 +5,18 @@ from pathlib import Path
 
 from moebench.workloads.errors import InputError, one_of
 
-HARDWARE, TOPOLOGIES, SUITES = "hardware", "topologies", "suites"
+HARDWARE, TOPOLOGIES, SUITES, MODELS, REPORTED = "hardware", "topologies", "suites", "models", "reported"
+FOLDERS = dict.fromkeys((HARDWARE, TOPOLOGIES, SUITES, MODELS), ".toml") | {REPORTED: ".csv"}  # and what is in each
+VARIABLE = "MOEBENCH_WORKLOADS"  # folders of the user's, besides the one of `user_folder`
 THIS_MACHINE = "this-machine"
 # Node types whose ranks are processes of this machine: joined by an emulated network, or by loopback alone.
 EMULATED, UNSHAPED = "emulated", "unshaped"
 ON_THIS_MACHINE = (THIS_MACHINE, EMULATED, UNSHAPED)
-_ONE = {HARDWARE: "hardware", TOPOLOGIES: "node type", SUITES: "suite"}
+_ONE = {HARDWARE: "hardware", TOPOLOGIES: "node type", SUITES: "suite", MODELS: "model", REPORTED: "paper"}
 
 
 def package_folder(folder: str) -> Path:
-    """The package's folder of `hardware`, `topologies` or `suites`."""
+    """The package's folder of `hardware`, `topologies`, `suites` or `models`."""
     return Path(__file__).parent / folder
 
 
@@ -27,6 +29,43 @@ def user_folder(folder: str = "") -> Path:
     return (Path(config) if config else Path.home() / ".config") / "moebench" / folder
 
 
+def user_folders() -> tuple[Path, ...]:
+    """Every folder of the user's: those that --workloads or $MOEBENCH_WORKLOADS name, then `user_folder`."""
+    named = [Path(text) for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text]
+    return tuple(dict.fromkeys([*named, user_folder()]))
+
+
+def check_user_folder(path: Path, where: str) -> None:
+    """Refuse a folder of the user's that can't be one.
+
+    Raises:
+        InputError: it is not there, or has none of the folders that are looked for.
+    """
+    if not path.is_dir():
+        raise InputError(f"{where}: no folder {path}")
+    if not any((path / folder).is_dir() for folder in FOLDERS):
+        raise InputError(f"{where}: {path} has none of the folders {', '.join(f'{name}/' for name in FOLDERS)}")
+
+
+def user_file(folder: str, name: str, where: str = "") -> Path | None:
+    """The file of a name in the user's folders.
+
+    Raises:
+        InputError: there are several.
+    """
+    found = [path for place in user_folders() if (path := place / folder / f"{name}{FOLDERS[folder]}").is_file()]
+    if len({path.resolve() for path in found}) > 1:
+        place = f"{where}: " if where else ""
+        raise InputError(f"{place}{' and '.join(map(str, found))} have the same name; rename one")
+    return found[0] if found else None
+
+
+def user_names(folder: str) -> tuple[str, ...]:
+    """Names of the files in the user's folders; one that starts with `_` is only extended."""
+    files = (path for place in user_folders() for path in (place / folder).glob(f"*{FOLDERS[folder]}"))
+    return tuple(sorted({path.stem for path in files if not path.stem.startswith("_")}))
+
+
 def this_machine_hardware_path() -> Path:
     """Where `moebench calibrate` writes what it measured of this machine."""
     return user_folder(HARDWARE) / f"{THIS_MACHINE}.toml"
@@ -34,13 +73,8 @@ def this_machine_hardware_path() -> Path:
 
 def names(folder: str) -> tuple[str, ...]:
     """Names of the files in `folder`, the package's and the user's; one that starts with `_` is only extended."""
-    found = {
-        path.stem
-        for place in (package_folder(folder), user_folder(folder))
-        for path in place.glob("*.toml")
-        if not path.stem.startswith("_")
-    }
-    return tuple(sorted(found))
+    own = {path.stem for path in package_folder(folder).glob("*.toml") if not path.stem.startswith("_")}
+    return tuple(sorted(own.union(user_names(folder))))
 
 
 def find(folder: str, name: str, where: str = "", beside: Path | None = None) -> Path:
@@ -61,11 +95,12 @@ def find(folder: str, name: str, where: str = "", beside: Path | None = None) ->
             raise InputError(f"{place}no {_ONE[folder]} file {path}")
         _refuse_taken_name(folder, path, place)
         return path
-    folders = [package_folder(folder), user_folder(folder)]
-    for candidate in reversed(folders) if name in ON_THIS_MACHINE else folders:
-        path = candidate / f"{name}.toml"
-        if path.is_file():
-            return path
+    own = package_folder(folder) / f"{name}.toml"
+    if own.is_file() and name not in ON_THIS_MACHINE:
+        return own
+    user = user_file(folder, name, where)
+    if user is not None or own.is_file():
+        return user or own
     if (folder, name) == (HARDWARE, THIS_MACHINE):
         path = this_machine_hardware_path()
         raise InputError(f"{place}this machine has not been measured: run `moebench calibrate` (it writes {path})")

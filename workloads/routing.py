@@ -3,9 +3,10 @@
 Legend: T tokens of a rank, E experts, K choices a token, D model, R ranks.
 """
 
-import math
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -143,25 +144,55 @@ def _zipf(workload: LayerWorkload, rank: int) -> Tensor:
 
 
 def _recorded(workload: LayerWorkload, rank: int) -> Tensor:
-    """Rows rank*T ... of the array `logits` [N, E] in a NumPy .npz file."""
+    """Rows rank*T ... of a recorded routing."""
     path = workload.routing.path
     if not path:
         raise InputError("routing.path: a recorded routing (routing.kind = 'trace') needs the path of its file")
-    if not Path(path).is_file():
-        raise InputError(f"{path}: no such file (routing.path)")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            logits_NE = np.asarray(file["logits"])
-    except KeyError as error:
-        raise InputError(f"{path}: has no array `logits` of shape [tokens, experts]") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a NumPy .npz file ({error})") from error
-    if logits_NE.ndim != 2 or logits_NE.shape[1] != workload.experts:
+    logits_NE, _ = read_recorded(Path(path))
+    if logits_NE.shape[1] != workload.experts:
         raise InputError(f"{path}: logits has shape {logits_NE.shape}, the workload has experts = {workload.experts}")
     first, last = rank * workload.tokens, (rank + 1) * workload.tokens
     if last > len(logits_NE):
         raise InputError(f"{path}: holds {len(logits_NE)} tokens, rank {rank} needs rows {first} to {last}")
-    rows_TE = logits_NE[first:last].astype(np.float32)
-    if not all(map(math.isfinite, (rows_TE.min(initial=0.0), rows_TE.max(initial=0.0)))):
-        raise InputError(f"{path}: logits of rank {rank} are not all finite")
-    return torch.from_numpy(rows_TE)
+    return torch.from_numpy(logits_NE[first:last].astype(np.float32))
+
+
+def recorded_shape(path: str) -> tuple[int, int]:
+    """Tokens and experts of a recorded routing.
+
+    Raises:
+        InputError: as `read_recorded`.
+    """
+    return _shape_of(Path(path), Path(path).stat().st_mtime_ns if Path(path).is_file() else 0)
+
+
+@lru_cache(maxsize=16)  # a suite's cases ask many times
+def _shape_of(path: Path, changed_ns: int) -> tuple[int, int]:
+    tokens, experts = read_recorded(path)[0].shape
+    return tokens, experts
+
+
+def read_recorded(path: Path) -> tuple[np.ndarray, str]:
+    """The logits [N, E] of a recorded routing, and what the file says of itself.
+
+    Raises:
+        InputError: no such file, not a NumPy .npz file, no array `logits` of numbers [tokens, experts], or one that is
+            not finite, with its row.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file (routing.path)")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if "logits" not in file.files:
+                held = f"it has {', '.join(file.files)}" if file.files else "it is empty"
+                raise InputError(f"{path}: has no array `logits` of shape [tokens, experts]; {held}")
+            logits_NE, about = np.asarray(file["logits"]), str(file["about"]) if "about" in file.files else ""
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: not a NumPy .npz file ({error})") from error
+    if logits_NE.ndim != 2 or not logits_NE.shape[1] or logits_NE.dtype.kind not in "fiu":
+        shape = f"{logits_NE.dtype} of shape {logits_NE.shape}"
+        raise InputError(f"{path}: logits is {shape}; it must be numbers of shape [tokens, experts]")
+    finite_N = np.isfinite(logits_NE.astype(np.float32)).all(axis=1)
+    if not finite_N.all():
+        raise InputError(f"{path}: logits, row {int(np.argmin(finite_N))}: not all finite")
+    return logits_NE, about

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.layer import ACTIVATIONS, DTYPES
 from moebench.workloads.machine import STATUSES
 from moebench.workloads.parameters import LINK_KINDS
 from moebench.workloads.toml_file import TomlFile
@@ -137,6 +138,20 @@ class TopologyFile(Strict):
     sizes: list[Size] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     parameters: dict[str, ParameterFile] = Field(default_factory=dict)
+
+
+class ModelFile(Strict):
+    """models/*.toml: the MoE layer of a model, for suites to take its sizes from."""
+
+    title: Text
+    source: Text
+    d_model: Width
+    d_ffn: Width
+    experts: Annotated[int, Field(ge=1, le=2**16)]
+    gate: Text
+    activation: Annotated[str, choice("activation", ACTIVATIONS)] = "relu"
+    dtype: Annotated[str, choice("dtype", DTYPES)] = "fp32"
+    notes: list[Text] = Field(default_factory=list)
 
 
 Model = TypeVar("Model", bound=Strict)

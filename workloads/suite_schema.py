@@ -32,6 +32,7 @@ from moebench.workloads.schema import (
     pattern,
 )
 
+REPORTED = re.compile(r"[a-z0-9][a-z0-9_-]*|.+\.csv")
 TOPOLOGY = re.compile(SIZE.pattern + r"-[a-z0-9][a-z0-9_-]*")
 CONVENTION_NAMES = ("common", "as-shipped")
 METRICS = ("step_time",)  # what an experiment of layers compares
@@ -89,8 +90,9 @@ class RoutingFile(Strict):
 
 
 class LayerFile(Strict):
-    """The layer of an experiment."""
+    """The layer of an experiment; of what it leaves out, a model's file says sizes, dtype, activation and experts."""
 
+    model: Text | None = None
     d_model: Width
     d_ffn: Width
     sequence: Annotated[int, Field(ge=0, le=2**24)]
@@ -314,7 +316,7 @@ class SuiteFile(Strict):
 
     title: Text
     paper: Text
-    reported: Name | None = None
+    reported: Annotated[str, pattern("reported numbers: a name, or a path that ends with .csv", REPORTED)] | None = None
     samples: Annotated[int, Field(ge=1, le=100_000)] = 256
     seed: Seed = 0
     experiments: Annotated[list[ExperimentFile], Field(min_length=1)]

@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.places import REPORTED, user_file, user_names
 
 COLUMNS = (
     "id",
@@ -59,6 +60,7 @@ INDEPENDENT = "independent"  # how the note of a row begins that is not the pape
 COMPARED_FILE = "compared_with.csv"
 IMPLEMENTATIONS_FILE = "implementations.csv"
 EXCHANGES_FILE = "exchanges.csv"
+_BESIDE = (COMPARED_FILE, IMPLEMENTATIONS_FILE, EXCHANGES_FILE)
 
 
 @dataclass(frozen=True)
@@ -104,23 +106,51 @@ class Claim:
         return self.kind == RATIO and self.relation == "equal" and self.value == 1.0
 
 
-@cache
 def papers() -> tuple[str, ...]:
-    """Papers with reported numbers."""
-    names = [entry.name for entry in files("moebench.reported").iterdir()]
-    beside = (COMPARED_FILE, IMPLEMENTATIONS_FILE, EXCHANGES_FILE)
-    return tuple(sorted(n.removesuffix(".csv") for n in names if n.endswith(".csv") and n not in beside))
+    """Papers with reported numbers, the package's and the user's."""
+    return tuple(sorted({*_packaged(), *user_names(REPORTED)} - {Path(name).stem for name in _BESIDE}))
 
 
 @cache
+def _packaged() -> tuple[str, ...]:
+    names = [entry.name for entry in files("moebench.reported").iterdir()]
+    return tuple(n.removesuffix(".csv") for n in names if n.endswith(".csv") and n not in _BESIDE)
+
+
 def claims_of(paper: str) -> tuple[Claim, ...]:
-    """The claims of a packaged paper.
+    """The claims of a paper, or of a file of the user's.
 
     Raises:
-        InputError: there is no such paper; lists those there are.
+        InputError: there is no such paper, with those there are; or a fault in the file.
     """
-    if paper not in papers():
-        raise one_of("paper", paper, papers())
+    file = own_file(paper)
+    return _claims_of_package(paper) if file is None else load_claims(file)
+
+
+def own_file(paper: str, where: str = "") -> Path | None:
+    """The user's file of reported numbers, by its name in one of the user's folders or its path; None: the package's.
+
+    Raises:
+        InputError: there is no such paper or file, or it has the name of one of the package's.
+    """
+    place = f"{where}: " if where else ""
+    if not paper.endswith(".csv"):
+        if paper in _packaged():
+            return None
+        found = user_file(REPORTED, paper, where)
+        if found is None or paper not in papers():
+            raise one_of("reported" if where else "paper", paper, papers(), where)
+        return found
+    path = Path(paper)
+    if not path.is_file():
+        raise InputError(f"{place}no file {path}")
+    if path.stem in _packaged():
+        raise InputError(f"{place}{path}: {path.stem} is the name of a paper of moebench's own; rename the file")
+    return path
+
+
+@cache
+def _claims_of_package(paper: str) -> tuple[Claim, ...]:
     return load_claims(Path(str(files("moebench.reported") / f"{paper}.csv")))
 
 

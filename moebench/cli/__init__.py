@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ VERBS = {
     "run": "Run a suite, judge the paper's claims, write the report.",
     "launch": "How to start a suite on a real cluster: torchrun and sbatch lines.",
     "claims": "Scoreboard: what was reported, what was obtained, the verdict and why.",
-    "list": "What there is: suites, systems, gates, kernels, topologies, hardware, claims, figures.",
+    "list": "What there is: suites, systems, gates, kernels, models, topologies, hardware, claims, ...",
     "report": "Write the HTML report of a run.",
     "figures": "Redraw a paper's figures for print: reported beside obtained.",
     "explain": "Where the time of a case goes, or why one case beats another.",
@@ -27,7 +28,7 @@ VERBS = {
     "index": "One page over many runs: trends, changes, a line a run with its report.",
     "trace": "The timeline of a case, for Perfetto.",
     "calibrate": "Measure this machine into a hardware file.",
-    "validate": "Check a suite, topology, hardware or claims file, or a run folder.",
+    "validate": "Check suites, topologies, hardware, models, routings, reported numbers, run folders.",
     "new-system": "Write a package for a system of your own that passes its tests as it is.",
     "doctor": "What this machine can run and what is missing.",
 }
@@ -70,8 +71,29 @@ class Verbs(click.Group):
 
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="moebench")
-def group() -> None:
+@click.option(
+    "--workloads", multiple=True, metavar="DIR",
+    help="Find suites, topologies, hardware, models and reported numbers of your own by name in this folder, too.",
+)  # fmt: skip
+@click.pass_context
+def group(context: click.Context, workloads: tuple[str, ...]) -> None:
     """Is a Mixture-of-Experts systems paper right, where, and why?"""
+    if workloads:
+        from moebench.workloads import places
+
+        before = os.environ.get(places.VARIABLE)
+        context.call_on_close(lambda: _set(places.VARIABLE, before))
+        folders = [Path(name).expanduser().absolute() for name in workloads]
+        for folder in folders:
+            places.check_user_folder(folder, "--workloads")
+        _set(places.VARIABLE, os.pathsep.join([*map(str, folders), *filter(None, [before])]))
+
+
+def _set(variable: str, value: str | None) -> None:
+    """An environment variable, for this process and those that it starts."""
+    os.environ.pop(variable, None)
+    if value is not None:
+        os.environ[variable] = value
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

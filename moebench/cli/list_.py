@@ -90,6 +90,19 @@ def hardware() -> Entries:
     return [{"name": h.name, "title": h.title, "kind": h.kind, "parameters": len(h.parameters)} for h in loaded]
 
 
+def models() -> Entries:
+    """Models whose MoE layer suites may take."""
+    from moebench.workloads.load import load_model, model_names
+
+    return [
+        {
+            "name": m.name, "title": m.title, "gate": m.gate, "experts": m.experts, "d_model": m.d_model,
+            "d_ffn": m.d_ffn, "activation": m.activation, "dtype": m.dtype, "source": m.source,
+        }
+        for m in map(load_model, model_names())
+    ]  # fmt: skip
+
+
 def claims() -> Entries:
     """Reported numbers of every paper."""
     from moebench.claims.reported import claims_of, papers
@@ -146,7 +159,8 @@ def _is_there(load: Callable[[str], Any], name: str) -> bool:
 OF_A_SUITE = {"claims": "paper", "figures": "suite"}  # kinds that --suite narrows, by which key
 
 KINDS: dict[str, Callable[[], Entries]] = {
-    kind.__name__: kind for kind in (suites, systems, gates, kernels, exchanges, topologies, hardware, claims, figures)
+    kind.__name__: kind
+    for kind in (suites, systems, gates, kernels, exchanges, models, topologies, hardware, claims, figures)
 }
 
 

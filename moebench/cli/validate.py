@@ -6,26 +6,40 @@ import click
 
 from moebench.workloads.errors import InputError
 
-KINDS = ("hardware", "topology", "suite", "reported numbers", "run")  # how the line of each begins
+# How the line of each begins.
+KINDS = ("hardware", "topology", "suite", "model", "recorded routing", "reported numbers", "run")
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: an object with `name`, `kind` and `holds`.")
-def command(file: Path, as_json: bool) -> None:
-    """Check FILE: a suite, topology or hardware file (TOML), reported numbers (CSV), or a run folder.
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--json", "as_json", is_flag=True,
+    help="One JSON document: an object with `name`, `kind` and `holds`; of several files a list.",
+)  # fmt: skip
+def command(files: tuple[Path, ...], as_json: bool) -> int:
+    """Check FILEs: suites, topologies, hardware, models (TOML), recorded routings (.npz), reported numbers (CSV), runs.
 
-    Exits 2 with the first fault on standard error, and with --json nothing on standard output, where it is not valid.
+    Exits 2 with the first fault of each on standard error, and with --json nothing on standard output, where one is
+    not valid.
     """
     from moebench.cli.tables import print_json
 
-    text = check(file)
-    if not as_json:
-        click.echo(text)
-        return
-    holds = text.removeprefix(f"{file}: ")
-    kind = next((kind for kind in KINDS if holds.startswith(kind)), "")
-    print_json({"name": str(file), "valid": True, "kind": kind, "holds": holds})
+    found, faults = [], 0
+    for file in files:
+        try:
+            text = check(file)
+        except InputError as error:
+            click.echo(f"moebench: {error}", err=True)
+            faults += 1
+            continue
+        if not as_json:
+            click.echo(text)
+        holds = text.removeprefix(f"{file}: ")
+        kind = next((kind for kind in KINDS if holds.startswith(kind)), "")
+        found.append({"name": str(file), "valid": True, "kind": kind, "holds": holds})
+    if as_json and not faults:
+        print_json(found[0] if len(files) == 1 else found)
+    return 2 if faults else 0
 
 
 def check(path: Path) -> str:

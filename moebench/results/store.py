@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from moebench.workloads.machine import Hardware, Topology
 from moebench.workloads.suite import Suite
 
 RUN_FILE, RESULTS_FILE, TRACES_FOLDER, REPORT_FILE = "run.json", "results.jsonl", "traces", "report.html"
+REPORTED_FOLDER = "reported"
 
 DISK_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
 
@@ -122,8 +124,10 @@ class RunFolder:
 
     @cached_property
     def suite(self) -> Suite:
-        """The suite as it was run, every default filled in."""
-        return self._part(Suite, "suite")
+        """The suite as it was run, every default filled in; reported numbers of the user's are the run's copy."""
+        suite: Suite = self._part(Suite, "suite")
+        copies = sorted((self.path / REPORTED_FOLDER).glob("*.csv"))
+        return replace(suite, reported=str(copies[0])) if copies else suite
 
     @cached_property
     def filters(self) -> Filters:
@@ -147,6 +151,12 @@ class RunFolder:
             return from_plain(kind, self.record[key])
         except (KeyError, ValueError) as error:
             raise InputError(f"{self.path / RUN_FILE}: {key}: {error}") from None
+
+    def keep_reported(self, file: Path) -> None:
+        """Copy the user's reported numbers into the run, so that it is judged by them wherever it goes."""
+        with storage(self.path):
+            (self.path / REPORTED_FOLDER).mkdir(exist_ok=True)
+            write_atomically(self.path / REPORTED_FOLDER / file.name, file.read_text(encoding="utf-8"))
 
     @property
     def results(self) -> Path:

@@ -156,7 +156,7 @@ def test_a_gate_of_a_fixed_k_takes_no_number(label):
         ("sequence = 16", 'sequence = 16\nrouting.kind = "trace"', "path is the recorded file of kind = 'trace'"),
         ("sequence = 16", 'sequence = 16\nrouting.kind = "random"', "unknown routing 'random'"),
         ('paper = "none"', 'paper = "none"\nsamples = 0', "greater than or equal to 1, got 0"),
-        ('paper = "none"', 'paper = "none"\nreported = "../etc"', "'../etc' is not a name"),
+        ('paper = "none"', 'paper = "none"\nreported = "../etc"', "'../etc' is not reported numbers: a name"),
         ("batch_sizes = [1]", 'batch_sizes = [1]\nconventions = ["usual"]', "unknown conventions 'usual'"),
         ("batch_sizes = [1]", 'batch_sizes = [1]\nsweep_gates = ["gshard"]', "unknown sweep gate 'gshard'"),
     ],

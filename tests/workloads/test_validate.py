@@ -11,7 +11,7 @@ from tests.workloads.files import hardware_text, suite_text, topology_text, writ
 
 PACKAGED = sorted(
     path
-    for folder in ("hardware", "topologies", "suites")
+    for folder in ("hardware", "topologies", "suites", "models")
     for path in package_folder(folder).glob("*.toml")
     if not path.stem.startswith("_")
 )
@@ -45,7 +45,7 @@ def test_a_relative_path_works(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("mine.toml", "schema_version = 1\nfoo = 1\n", "neither hardware, topology nor suite"),
+        ("mine.toml", "schema_version = 1\nfoo = 1\n", "neither hardware, topology, suite nor model"),
         ("mine.toml", topology_text().replace("titan-rtx", "titan"), "unknown hardware 'titan'"),
         ("mine.toml", suite_text().replace("titan-rtx", "titan"), "experiments.tiny: unknown topology '1x2-titan'"),
         ("mine.toml", suite_text().replace('"1x2"', '"999x8"'), "at most 128x8"),
