@@ -27,6 +27,7 @@ VERBS = {
     "trend": "Where the numbers of many runs changed, and in which commits.",
     "index": "One page over many runs: trends, changes, a line a run with its report.",
     "trace": "The timeline of a case, for Perfetto.",
+    "export": "Rows of a run as nccl-tests, Perfetto, CSV or Markdown.",
     "calibrate": "Measure this machine into a hardware file.",
     "validate": "Check suites, topologies, hardware, models, routings, reported numbers, run folders.",
     "new-system": "Write a package for a system of your own that passes its tests as it is.",

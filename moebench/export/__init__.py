@@ -1,0 +1,1 @@
+"""Rows of a run in the formats of other tools."""
