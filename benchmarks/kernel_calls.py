@@ -59,6 +59,8 @@ ARGUMENTS = {
     "grouped_gemm_dw": lambda: (_leaf(T, D), _ends(), _leaf(T, F)),
     "quantise_fp8": lambda: (torch.randn(T, D),),
     "dequantise_fp8": lambda: quantise_fp8(torch.randn(T, D)),
+    "rms_norm": lambda: (_leaf(T, D), _leaf(D)),
+    "rope": lambda: (_leaf(T, E, D), torch.randn(T, D // 2), torch.randn(T, D // 2)),
     "attention": lambda: (_leaf(2, 4, T, D), _leaf(2, 2, T, D), _leaf(2, 2, T, D)),
 }
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple]]] = {

@@ -1,8 +1,9 @@
 """Scaled dot-product attention as one operator: torch's own picks another program for every device and dtype.
 
-B sequences, H query heads, G key-value heads (H a multiple of G), S positions, D head size. The implementation walks
-over blocks of queries, so that no more than a block's scores exist at once (FlashAttention, Dao et al. 2022, without
-its tiling over keys); the backward recomputes them from the saved log-sum-exp.
+B sequences, H query heads, G key-value heads (H a multiple of G), S positions, Z >= S positions of keys, D head size.
+The queries are the last S of Z positions: a rank that holds a part of a sequence sees the keys before its part. The
+implementation walks over blocks of queries, so that no more than a block's scores exist at once (FlashAttention, Dao et
+al. 2022, without its tiling over keys); the backward recomputes them from the saved log-sum-exp.
 """
 
 import torch
@@ -21,11 +22,12 @@ def attention(
     """`softmax(scale * q k^T) v` for every head; differentiable in q, k, v.
 
     Args:
-        causal: whether position s sees only positions up to s.
+        q_BHSD: of the last S positions; k and v may have more, Z of them.
+        causal: whether query s sees only positions up to its own, s + Z - S.
         scale: D^-1/2 where None.
 
     Raises:
-        ValueError: wrong shapes, dtypes or devices, H that is no multiple of G, D of 0.
+        ValueError: wrong shapes, dtypes or devices, H that is no multiple of G, D of 0, fewer keys than queries.
     """
     _check(q_BHSD, k_BGSD, v_BGSD)
     return _attention(q_BHSD, k_BGSD, v_BGSD, causal, q_BHSD.shape[-1] ** -0.5 if scale is None else scale)[0]
@@ -37,11 +39,11 @@ def attention_reference(
     """The definition, all scores at once."""
     _check(q_BHSD, k_BGSD, v_BGSD)
     scale = q_BHSD.shape[-1] ** -0.5 if scale is None else scale
-    group, seq = q_BHSD.shape[1] // k_BGSD.shape[1], q_BHSD.shape[2]
+    group, seq, keys = q_BHSD.shape[1] // k_BGSD.shape[1], q_BHSD.shape[2], k_BGSD.shape[2]
     k_BHSD, v_BHSD = (tensor.repeat_interleave(group, 1) for tensor in (k_BGSD, v_BGSD))
     scores = torch.einsum("bhsd,bhtd->bhst", q_BHSD, k_BHSD) * scale
     if causal:
-        future = torch.ones(seq, seq, dtype=torch.bool, device=scores.device).triu(1)
+        future = torch.ones(seq, keys, dtype=torch.bool, device=scores.device).triu(1 + keys - seq)
         scores = scores.masked_fill(future, float("-inf"))
     return torch.einsum("bhst,bhtd->bhsd", scores.softmax(-1), v_BHSD)
 
@@ -54,7 +56,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_at_least("the head size", head_size, 1)
     if not k.shape[1] or heads % k.shape[1]:
         raise ValueError(f"q has {heads} heads, k has {k.shape[1]}; the former must be a multiple of the latter")
-    check_shape("k", k, (batch, k.shape[1], seq, head_size), "q")
+    check_shape("k", k, (batch, k.shape[1], max(seq, k.shape[2]), head_size), "q")
     check_shape("v", v, tuple(k.shape), "k")
     for name, tensor in (("k", k), ("v", v)):
         check_together(name, tensor, "q", q)
@@ -62,10 +64,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} is {tensor.dtype}, q is {q.dtype}; cast one of them first")
 
 
-def _blocks(seq: int, causal: bool) -> list[tuple[int, int, int]]:
+def _blocks(seq: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
     """(first query, end of queries, end of the keys they see) of every block."""
     ends = [(first, min(first + _BLOCK_QUERIES, seq)) for first in range(0, seq, _BLOCK_QUERIES)]
-    return [(first, end, end if causal else seq) for first, end in ends]
+    return [(first, end, end + keys - seq if causal else keys) for first, end in ends]
 
 
 def _fold(x_BHSD: Tensor, groups: int, first: int, end: int) -> Tensor:
@@ -75,12 +77,16 @@ def _fold(x_BHSD: Tensor, groups: int, first: int, end: int) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float, first: int, end: int) -> Tensor:
-    """Scores of a folded block in at least fp32, -inf where a key lies in the future: [B, G, H/G, s, keys]."""
+    """Scores of a folded block in at least fp32, -inf where a key lies in the future: [B, G, H/G, s, keys].
+
+    Under `causal` the last of the keys is the block's last query's own.
+    """
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = torch.matmul(q, k.transpose(-1, -2)).to(wide).mul_(scale)
     scores = scores.view(*scores.shape[:2], q.shape[2] // (end - first), end - first, k.shape[2])
     if causal:
-        future = torch.ones(end - first, k.shape[2], dtype=torch.bool, device=q.device).triu_(first + 1)
+        future = torch.ones(end - first, k.shape[2], dtype=torch.bool, device=q.device)
+        future.triu_(k.shape[2] - (end - first) + 1)
         scores.masked_fill_(future, float("-inf"))
     return scores
 
@@ -89,7 +95,7 @@ def _torch_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
     batch, heads, seq, size = q.shape
     groups = k.shape[1]
     out, lse = _fake_attention(q, k, v, causal, scale)
-    for first, end, keys in _blocks(seq, causal):
+    for first, end, keys in _blocks(seq, k.shape[2], causal):
         scores = _scores(_fold(q, groups, first, end), k[:, :, :keys], causal, scale, first, end)
         block_lse = torch.logsumexp(scores, -1, keepdim=True)
         probs = scores.sub_(block_lse).exp_().to(v.dtype).flatten(2, 3)
@@ -105,7 +111,7 @@ def _torch_attention_backward(
     groups = k.shape[1]
     grad_q = q.new_empty(q.shape)
     grad_k, grad_v = (torch.zeros(k.shape, dtype=lse.dtype, device=k.device) for _ in range(2))
-    for first, end, keys in _blocks(seq, causal):
+    for first, end, keys in _blocks(seq, k.shape[2], causal):
         block_q, block_grad, block_out = (_fold(tensor, groups, first, end) for tensor in (q, grad, out))
         block_k, block_v = k[:, :, :keys], v[:, :, :keys]
         scores = _scores(block_q, block_k, causal, scale, first, end)
@@ -125,15 +131,16 @@ def _fake_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float)
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
-def _products(q: Tensor, causal: bool, times: int) -> tuple[Product, ...]:
-    """`times` products of queries by keys. A causal query sees (S + 1) / 2 keys on average, here rounded up."""
+def _products(q: Tensor, k: Tensor, causal: bool, times: int) -> tuple[Product, ...]:
+    """`times` products of queries by keys. A causal query sees Z - S + (S + 1) / 2 keys on average, here rounded up."""
     batch, heads, seq, size = q.shape
-    return (Product(seq, seq // 2 + 1 if causal and seq else seq, size, batch * heads),) * times
+    seen = k.shape[2] - seq + seq // 2 + 1 if causal and seq else k.shape[2]
+    return (Product(seq, seen, size, batch * heads),) * times
 
 
 def _cost(out: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Cost:
     """Scores and their product with v; everything once in, once out: keys and values are re-read from the cache."""
-    products = _products(q, causal, 2)
+    products = _products(q, k, causal, 2)
     return Cost(
         "product",
         flops=sum(product.flops for product in products),
@@ -148,7 +155,7 @@ def _backward_cost(
     causal: bool, scale: float,
 ) -> Cost:
     """Five products: the scores again, then the gradients of probabilities, values, queries and keys."""
-    products = _products(q, causal, 5)
+    products = _products(q, k, causal, 5)
     return Cost(
         "product",
         flops=sum(product.flops for product in products),

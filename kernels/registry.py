@@ -36,6 +36,8 @@ from moebench.kernels.index_dispatch import (
 )
 from moebench.kernels.layout import layout, layout_inverse, layout_inverse_reference, layout_reference
 from moebench.kernels.permute import permute, permute_reference, unpermute, unpermute_reference
+from moebench.kernels.rms_norm import rms_norm, rms_norm_reference
+from moebench.kernels.rope import rope, rope_reference
 from moebench.kernels.topk import topk, topk_reference, torch_topk
 from moebench.kernels.topk_gate import topk_gate, topk_gate_reference
 
@@ -140,6 +142,16 @@ KERNELS: Mapping[str, Kernel] = {
             "attention",
             "softmax(scale * q k^T) v for each head",
             {"reference": attention_reference, "torch": attention},
+        ),
+        Kernel(
+            "rms_norm",
+            "x / sqrt(mean of x^2 + eps) * weight for each row",
+            {"reference": rms_norm_reference, "torch": rms_norm},
+        ),
+        Kernel(
+            "rope",
+            "each pair of a head turned by the angle of its position",
+            {"reference": rope_reference, "torch": rope},
         ),
         Kernel(
             "quantise_fp8",

@@ -36,6 +36,20 @@ def test_equals_torch_over_several_blocks_of_queries(causal):
     )
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seq", "keys"), [(0, 3), (2, 7), (130, 300)])
+def test_queries_are_the_last_positions_of_longer_keys(causal, seq, keys):
+    """A later part of a sequence: as the last rows of the whole, forward and backward, over blocks too."""
+    q, k, v = random(1, 2, seq, 4), random(1, 1, keys, 4), random(1, 1, keys, 4)
+    assert_matches(
+        lambda q, k, v: attention(q, k, v, causal), lambda q, k, v: attention_reference(q, k, v, causal),
+        q, k, v, rtol=1e-8, atol=1e-10,
+    )  # fmt: skip
+    if causal and seq:
+        padded = torch.cat([random(1, 2, keys - seq, 4, grad=False), q], 2)
+        torch.testing.assert_close(attention(q, k, v), attention(padded, k, v)[:, :, keys - seq :])
+
+
 def test_scale_and_non_contiguous_inputs():
     """A given scale replaces D^-1/2; heads may be a transposed view, as a projection gives them."""
     q, k, v = (random(2, 5, 3, 4, grad=False).transpose(1, 2) for _ in range(3))

@@ -17,8 +17,9 @@ CALLS = {
 # Plain operators, which autocast casts as it would anywhere.
 PLAIN = ("expert_ffn", "layout/deepspeed", "layout_inverse/deepspeed", "layout_inverse/fastmoe")
 FUSED = [name for name in CALLS if not name.startswith(PLAIN) and not name.endswith("/reference")]
-TWICE = ["topk/torch", "topk/triton", "topk/hetu", "permute/torch", "grouped_gemm/torch", "grouped_gemm_dw/torch"]
-ONCE = ["topk_gate/torch", "unpermute/torch", "activation/torch", "attention/torch"]
+TWICE = ["topk/torch", "topk/triton", "topk/hetu", "permute/torch", "grouped_gemm/torch", "grouped_gemm_dw/torch",
+         "rope/torch"]
+ONCE = ["topk_gate/torch", "unpermute/torch", "activation/torch", "attention/torch", "rms_norm/torch"]
 ONCE += [f"layout_inverse/{name}" for name in ("torch", "hetu", "tutel")]
 
 

@@ -12,7 +12,7 @@ OPERATORS = (
     "topk_gate", "topk_gate_backward", "assign_slots", "permute", "unpermute", "unpermute_backward", "attention",
     "attention_backward", "quantise_fp8", "dequantise_fp8", "activation", "activation_backward", "grouped_gemm",
     "grouped_gemm_dw", "choice_scatter", "choice_gather", "choice_dots", "topk", "hetu_topk", "hetu_column_scan",
-    "tutel_column_scan",
+    "tutel_column_scan", "rms_norm", "rms_norm_backward", "rope",
 )
 
 

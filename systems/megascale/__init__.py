@@ -1,0 +1,17 @@
+"""MegaScale-MoE (arXiv 2505.11432): a decoder layer inside one node of n ranks, in the ways that the paper compares.
+
+    weights.py     the layer's weights in one layout, and which part of them a rank holds
+    plain.py       the definition: one rank, everything written out
+    routing.py     router, device-level balance loss, rows of the experts
+    attention.py   four ways to run attention: tp, sp, cp, dp
+    experts.py     three ways to run the experts: tp, ep-a2a, ep-ag
+    layer.py       the layer put together from them
+    choice.py      which way for which number of choices
+    volumes.py     the paper's formulas of what is sent, Eqs 1 to 10
+
+The authors released no code; section numbers are those of the paper's third version.
+
+S positions of a sequence, s of them on a rank, B sequences, T = s B tokens of a rank, W tokens of all ranks, D model,
+H query heads, G key-value heads, Q = H x head size, F feed-forward, E experts, L of a rank, K choices, n ranks. Rows
+are position by position, and in a position sequence by sequence: the ranks' rows one after another are the whole.
+"""

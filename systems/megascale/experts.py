@@ -1,0 +1,151 @@
+"""Three ways to run the experts on n ranks: what is cut, and what travels (sections 3.2 and 5.3, Fig 6).
+
+| strategy | a rank holds | travels forward | rows a rank computes |
+|---|---|---|---|
+| `tp` | F / n of every expert | all-gather of tokens and routes, reduce-scatter | K W, each F / n wide |
+| `ep-ag` | L = E / n experts | the same | those of its experts |
+| `ep-a2a` | L = E / n experts | counts; all-to-all of rows and weights; of results | those of its experts |
+
+A row's weight is applied between activation and second product, which is linear: its result need not be kept. Nobody is
+dropped; how many rows there are is read on the host, once. A shared expert is cut by F where all tokens are gathered
+anyway, and its part is added before the reduce-scatter; under `ep-a2a` every rank has the whole of it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from moebench.kernels.activation import activate
+from moebench.kernels.collectives.blocks import reorder_blocks
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.start_wait import (
+    all_gather,
+    all_to_all,
+    start_all_gather,
+    start_all_to_all,
+    start_reduce_scatter,
+)
+from moebench.kernels.expert_ffn import expert_ffn_grouped_device
+from moebench.kernels.host import read_ints
+from moebench.kernels.permute import permute, unpermute
+from moebench.kernels.region import region
+from moebench.systems.megascale.routing import Routes, Rows, rows_of, weights_of_rows
+from moebench.systems.megascale.weights import Cut
+from moebench.workloads.models.decoder import DecoderShape
+
+STRATEGIES = ("tp", "ep-a2a", "ep-ag")
+_BY_EXPERT = {"w1_EDF": 0, "w3_EDF": 0, "w2_EFD": 0}
+_BY_WIDTH = {"w1_EDF": 2, "w3_EDF": 2, "w2_EFD": 1}
+_SHARED = ("shared1_DF", "shared3_DF", "shared2_FD")
+
+
+def cuts(strategy: str) -> dict[str, Cut]:
+    """How the experts' weights are divided."""
+    found: dict[str, Cut] = {"norm2_D": None, "router_DE": None, **(_BY_WIDTH if strategy == "tp" else _BY_EXPERT)}
+    return found | dict(zip(_SHARED, (None,) * 3 if strategy == "ep-a2a" else (1, 1, 0), strict=True))
+
+
+def problem(strategy: str, shape: DecoderShape, ranks: int) -> str | None:
+    """Why the strategy can't run on n ranks, naming the sizes; None when it can."""
+    if strategy == "tp" and shape.d_ffn % ranks:
+        return f"d_ffn = {shape.d_ffn} is not divisible by ranks = {ranks}, as experts tp need"
+    if strategy != "tp" and shape.experts % ranks:
+        return f"experts = {shape.experts} is not divisible by ranks = {ranks}, as experts {strategy} need"
+    if strategy != "ep-a2a" and shape.shared_ffn % ranks:
+        return f"shared_ffn = {shape.shared_ffn} is not divisible by ranks = {ranks}, as experts {strategy} need"
+    return None
+
+
+def run_experts(x_ND: Tensor, ends_L: Tensor, weights_N: Tensor, weights: nn.ParameterDict) -> Tensor:
+    """Rows sorted by expert through their experts, times their weights."""
+    with region("experts"):
+        return expert_ffn_grouped_device(
+            x_ND, ends_L, weights["w1_EDF"], weights["w2_EFD"], weights["w3_EDF"], "swiglu", weights_N
+        )
+
+
+def run_shared(x_TD: Tensor, weights: nn.ParameterDict) -> Tensor | None:
+    """The shared expert, or this rank's part of it, on all rows; None without one."""
+    if "shared1_DF" not in weights:
+        return None
+    with region("dense"):
+        h_TF = activate(torch.mm(x_TD, weights["shared1_DF"]), "swiglu", torch.mm(x_TD, weights["shared3_DF"]))
+        return torch.mm(h_TF, weights["shared2_FD"])
+
+
+def gathered(h_TD: Tensor, routes: Routes, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, experts and weights of all ranks, in the ranks' order; the small ones travel beside the tokens."""
+    with region("exchange"):
+        tokens = start_all_gather(h_TD, group)
+        experts, weights = start_all_gather(routes.experts_TK, group), start_all_gather(routes.weights_TK, group)
+        return tokens.wait(), experts.wait(), weights.wait()
+
+
+def rows_here(experts_WK: Tensor, strategy: str, shape: DecoderShape, group: Group) -> tuple[Rows, int]:
+    """Rows of this rank's experts, and how many: known under `tp`, read under `ep-ag`."""
+    local = shape.experts if strategy == "tp" else shape.experts // group.size
+    rows = rows_of(experts_WK, 0 if strategy == "tp" else group.index * local, local)
+    if strategy == "tp" or group.size == 1:
+        return rows, experts_WK.numel()
+    return rows, sum(read_ints(rows.counts_L, "received_kept_by_expert"))
+
+
+def _by_all_gather(
+    h_TD: Tensor, routes: Routes, weights: nn.ParameterDict, shape: DecoderShape, group: Group, strategy: str
+) -> Tensor:
+    h_WD, experts_WK, weights_WK = gathered(h_TD, routes, group)
+    with region("dispatch"):
+        rows, count = rows_here(experts_WK, strategy, shape, group)
+        x_ND = permute(h_WD, rows.rows_WK, count, zero_unused=False)
+        weights_N = weights_of_rows(weights_WK, rows.rows_WK, count)
+    y_ND = run_experts(x_ND, rows.ends_L, weights_N, weights)
+    shared_WD = run_shared(h_WD, weights)
+    with region("combine"):
+        y_WD = unpermute(y_ND, rows.rows_WK)
+        y_WD = y_WD if shared_WD is None else y_WD + shared_WD
+    with region("exchange"):
+        return start_reduce_scatter(y_WD, group).wait()
+
+
+def _by_all_to_all(
+    h_TD: Tensor, routes: Routes, weights: nn.ParameterDict, shape: DecoderShape, group: Group, strategy: str
+) -> Tensor:
+    ranks, local = group.size, shape.experts // group.size
+    if ranks == 1:  # nothing travels, and nothing is read
+        return _by_all_gather(h_TD, routes, weights, shape, group, strategy)
+    with region("dispatch"):
+        rows = rows_of(routes.experts_TK, 0, shape.experts)
+    with region("exchange"):
+        counts_RE = all_gather(rows.counts_L, group).view(ranks, shape.experts)
+    with region("dispatch"):
+        received_RL = counts_RE[:, group.index * local : (group.index + 1) * local].contiguous()
+        x_ND = permute(h_TD, rows.rows_WK, routes.experts_TK.numel(), zero_unused=False)
+        weights_N = weights_of_rows(routes.weights_TK, rows.rows_WK, len(x_ND))
+        sent = read_ints(rows.counts_L, "expert_counts")
+        received = read_ints(received_RL, "received_counts")
+    sent_R = [sum(sent[first : first + local]) for first in range(0, shape.experts, local)]
+    received_R = [sum(received[first : first + local]) for first in range(0, shape.experts, local)]
+    with region("exchange"):
+        flying = start_all_to_all(x_ND, group, sent_R, received_R)
+        flying_weights = start_all_to_all(weights_N, group, sent_R, received_R)
+    shared_TD = run_shared(h_TD, weights)  # while the rows travel
+    with region("exchange"):
+        x_ND, weights_N = flying.wait(), flying_weights.wait()
+    with region("dispatch"):
+        x_ND = reorder_blocks(x_ND, (ranks, local), (1, 0), received)
+        weights_N = reorder_blocks(weights_N, (ranks, local), (1, 0), received)
+        ends_L = received_RL.sum(0).cumsum(0)
+    y_ND = run_experts(x_ND, ends_L, weights_N, weights)
+    with region("combine"):
+        by_expert = [received[rank * local + expert] for expert in range(local) for rank in range(ranks)]
+        y_ND = reorder_blocks(y_ND, (local, ranks), (1, 0), by_expert)
+    with region("exchange"):
+        y_ND = all_to_all(y_ND, group, received_R, sent_R)
+    with region("combine"):
+        y_TD = unpermute(y_ND, rows.rows_WK)
+        return y_TD if shared_TD is None else y_TD + shared_TD
+
+
+Run = Callable[[Tensor, Routes, nn.ParameterDict, DecoderShape, Group, str], Tensor]
+RUNS: dict[str, Run] = {"tp": _by_all_gather, "ep-ag": _by_all_gather, "ep-a2a": _by_all_to_all}

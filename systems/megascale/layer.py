@@ -1,0 +1,138 @@
+"""The decoder layer of one rank, with the strategies that it was asked for.
+
+Gradients of weights that every rank holds alike (`DecoderLayer.replicated`) are this rank's share: whoever trains sums
+them over the ranks. Those of cut weights are whole.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.start_wait import all_reduce
+from moebench.kernels.region import region
+from moebench.kernels.rms_norm import rms_norm
+from moebench.systems.layer import grad_of
+from moebench.systems.megascale import attention, experts
+from moebench.systems.megascale.attention import Attention
+from moebench.systems.megascale.routing import device_balance_loss, route
+from moebench.systems.megascale.weights import Cut, DecoderWeights, part, sizes
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.models.decoder import DecoderShape
+
+_QKV = ("query_DQ", "key_DG", "value_DG")  # which a rank holds side by side
+
+
+def problem(shape: DecoderShape, ranks: int, sequence: int, batch: int, by: tuple[str, str]) -> str | None:
+    """Why the layer can't run on n ranks under these strategies, naming the sizes; None when it can.
+
+    Args:
+        by: of attention and of the experts.
+    """
+    return (
+        shape.problem()
+        or attention.problem(by[0], shape, ranks, sequence, batch)
+        or experts.problem(by[1], shape, ranks)
+    )
+
+
+class DecoderLayer(nn.Module):
+    """`forward(x_SBD) -> (y_SBD, auxiliary loss)` on this rank's rows; parameters uninitialised.
+
+    Args:
+        sequence: S, of whole sequences.
+        batch: B; under attention `dp` each rank has B / n of them.
+        attention_by, experts_by: strategies.
+
+    Raises:
+        InputError: an unknown strategy, or a shape that it can't run on these ranks.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        sequence: int,
+        batch: int,
+        group: Group,
+        attention_by: str = "sp",
+        experts_by: str = "ep-ag",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        for what, name, known in (
+            ("attention strategy", attention_by, attention.STRATEGIES),
+            ("expert strategy", experts_by, experts.STRATEGIES),
+        ):
+            if name not in known:
+                raise one_of(what, name, known)
+        reason = problem(shape, group.size, sequence, batch, (attention_by, experts_by))
+        if reason is not None:
+            raise InputError(reason)
+        self.shape, self.group = shape, group
+        self.attention_by, self.experts_by = attention_by, experts_by
+        self.cuts: dict[str, Cut] = attention.cuts(attention_by) | experts.cuts(experts_by)
+        like = torch.empty(0, device=device, dtype=dtype)
+        self.weights = nn.ParameterDict(
+            {name: nn.Parameter(like.new_empty(size)) for name, size in self._held_sizes().items()}
+        )
+        self.attention = Attention(attention_by, shape, sequence, group, self.weights)
+
+    def _held_sizes(self) -> dict[str, tuple[int, ...]]:
+        held = {}
+        for name, size in sizes(self.shape).items():
+            cut = self.cuts[name]
+            held[name] = tuple(n // self.group.size if axis == cut else n for axis, n in enumerate(size))
+        columns = sum(held.pop(name)[1] for name in _QKV)
+        return held | {"qkv_DC": (self.shape.d_model, columns)}
+
+    @property
+    def replicated(self) -> list[nn.Parameter]:
+        """Parameters that every rank holds alike."""
+        cuts = self.cuts | {"qkv_DC": self.cuts["query_DQ"]}
+        return [weight for name, weight in self.weights.items() if cuts[name] is None]
+
+    def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's rows [s, B, D] (attention `dp`: [S, B / n, D]) through the layer."""
+        with region("attention"):
+            x_TD = (x_SBD + self.attention(x_SBD)).flatten(0, 1)
+        y_TD, aux = self.experts(x_TD)
+        with region("dense"):
+            return (x_TD + y_TD).view(x_SBD.shape), aux
+
+    def experts(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Norm, router and experts, without the residual; the loss counts this rank's tokens."""
+        with region("dense"):
+            h_TD = rms_norm(x_TD, self.weights["norm2_D"], self.shape.eps)
+        with region("gate"):
+            routes = route(h_TD, self.weights["router_DE"], self.shape)
+            devices = 1 if self.experts_by == "tp" else self.group.size
+            aux = device_balance_loss(routes.probs_TE, routes.experts_TK, devices)
+        y_TD = experts.RUNS[self.experts_by](h_TD, routes, self.weights, self.shape, self.group, self.experts_by)
+        return y_TD, aux
+
+    @torch.no_grad()
+    def load(self, weights: DecoderWeights) -> None:
+        """Copy this rank's parts of all weights into the parameters."""
+        whole = weights.named()
+        held = {name: part(whole[name], self.cuts[name], self.group.index, self.group.size) for name in whole}
+        held["qkv_DC"] = torch.cat([held.pop(name) for name in _QKV], 1)
+        for name, weight in self.weights.items():
+            weight.copy_(held[name])
+
+    def gradients(self) -> dict[str, Tensor]:
+        """This rank's gradients by the names of `DecoderWeights`; zeros where autograd left None."""
+        found = {name: grad_of(weight) for name, weight in self.weights.items()}
+        columns = [found["out_QD"].shape[0]]
+        columns += [(found["qkv_DC"].shape[1] - columns[0]) // 2] * 2
+        return found | dict(zip(_QKV, found.pop("qkv_DC").split(columns, 1), strict=True))
+
+    def summed_gradients(self) -> dict[str, Tensor]:
+        """As `gradients`, those of replicated weights summed over the ranks; every rank must call it."""
+        return {
+            name: all_reduce(tensor, self.group) if self.cuts[name] is None else tensor
+            for name, tensor in self.gradients().items()
+        }
+
+    def own_rows(self, x_SBD: Tensor) -> Tensor:
+        """What this rank holds of the rows of whole sequences [S, B, D]."""
+        return part(x_SBD, 1 if self.attention_by == "dp" else 0, self.group.index, self.group.size).contiguous()

@@ -1,0 +1,78 @@
+"""Router, balance loss over devices, and which row of its expert each route takes.
+
+T tokens of this rank, W tokens whose routes are looked at, E experts, L experts of this rank, K choices, N rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moebench.kernels.assign_slots import assign_slots
+from moebench.kernels.permute import sorted_rows
+from moebench.kernels.topk_gate import topk_gate
+from moebench.workloads.models.decoder import DecoderShape
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where the tokens of a rank go; the weights and probabilities carry the router's gradient."""
+
+    experts_TK: Tensor
+    weights_TK: Tensor
+    probs_TE: Tensor
+
+
+def route(x_TD: Tensor, router_DE: Tensor, shape: DecoderShape) -> Routes:
+    """The K most probable experts of every token; the router's product in fp32, or wider where x is."""
+    wide = torch.promote_types(x_TD.dtype, torch.float32)
+    logits_TE = torch.mm(x_TD.to(wide), router_DE.to(wide))
+    probs_TE, weights_TK, experts_TK = topk_gate(logits_TE, shape.top_k, shape.renormalises)
+    return Routes(experts_TK, weights_TK, probs_TE)
+
+
+def device_balance_loss(probs_TE: Tensor, experts_TK: Tensor, devices: int) -> Tensor:
+    """1 at balance: the experts of a device count as one (DeepSeek-V2, Eq 26), tokens of this rank only.
+
+    `devices x sum over devices of (share of routes) x (mean probability)`; 0 without tokens.
+
+    Raises:
+        ValueError: the experts are not a multiple of the devices.
+    """
+    tokens, experts = probs_TE.shape
+    if devices < 1 or experts % devices:
+        raise ValueError(f"{experts} experts can't be grouped on {devices} devices")
+    if not tokens:
+        return probs_TE.sum()
+    _, counts_E = assign_slots(experts_TK, experts)
+    shares_M = counts_E.view(devices, -1).sum(1).to(probs_TE.dtype) / experts_TK.numel()
+    means_M = probs_TE.view(tokens, devices, -1).sum(2).mean(0)
+    return (shares_M * means_M).sum() * devices
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of this rank's experts: by expert, then by source rank, then by token (section 5.2).
+
+    Attributes:
+        rows_WK: of each route; -1 where another rank has the expert.
+        counts_L: rows of each expert; ends_L: where they end.
+    """
+
+    rows_WK: Tensor
+    counts_L: Tensor
+    ends_L: Tensor
+
+
+def rows_of(experts_WK: Tensor, first: int, local: int) -> Rows:
+    """Rows of the routes to experts `first` to `first + local`, of the tokens of all ranks in the ranks' order."""
+    own_WK = experts_WK - first
+    own_WK = own_WK.masked_fill(own_WK.clamp(0, local - 1) != own_WK, -1)
+    positions_WK, counts_L = assign_slots(own_WK, local, "token-major")
+    return Rows(sorted_rows(own_WK, positions_WK, counts_L), counts_L, counts_L.cumsum(0))
+
+
+def weights_of_rows(weights_WK: Tensor, rows_WK: Tensor, num_rows: int) -> Tensor:
+    """The weight of each row; differentiable. What has no row here goes to one more, which is cut off."""
+    places = rows_WK.masked_fill(rows_WK < 0, num_rows).reshape(-1)
+    return weights_WK.new_zeros(num_rows + 1).scatter(0, places, weights_WK.reshape(-1))[:num_rows]

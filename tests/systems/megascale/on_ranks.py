@@ -1,0 +1,148 @@
+"""What ranks run in the tests of this folder; apart, so that a rank does not import pytest. A check returns words."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import torch
+
+from moebench.kernels.collectives.start_wait import all_gather
+from moebench.systems.megascale import attention, experts
+from moebench.systems.megascale.layer import DecoderLayer
+from moebench.systems.megascale.plain import plain_layer
+from moebench.systems.megascale.routing import device_balance_loss
+from moebench.systems.megascale.volumes import Sizes, printed, sent
+from moebench.systems.megascale.weights import joined, part, random_weights
+from moebench.trace.recorder import Recorder
+from moebench.workloads.models.decoder import DecoderShape
+
+S, B = 8, 4
+SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3, shared_ffn=8)
+SHAPES = {
+    "shared": SHAPE,
+    "normed": replace(SHAPE, shared_ffn=0, qk_norm=True, renormalises=False, top_k=1),
+    "crowded": replace(SHAPE, top_k=2),  # every first choice is expert 0
+}
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def whole(name, dtype=torch.float64):
+    """Shape, weights, input and upstream gradient of whole sequences."""
+    shape = SHAPES[name]
+    weights = random_weights(shape, dtype, seed=1)
+    torch.manual_seed(2)
+    x = torch.randn(S, B, shape.d_model, dtype=dtype)
+    if name == "crowded":
+        weights.router_DE[:, 0] = 0
+        weights.router_DE[:, 1:] *= 1e-3
+        weights.router_DE[0, 0] = 1.0
+        weights.norm2_D[0] = 50.0
+        x[:, :, 0] = x[:, :, 0].abs() + 30
+    return shape, weights, x, torch.randn(S, B, shape.d_model, dtype=dtype)
+
+
+@cache
+def expected(name, axis, ranks, devices):
+    """Outputs and gradients of the definition; the auxiliary loss is the sum over the ranks' rows, cut along `axis`."""
+    shape, weights, x, upstream = whole(name)
+    leaves = [tensor.requires_grad_() for tensor in weights.named().values()]
+    x.requires_grad_()
+    y, probs, chosen = plain_layer(x, weights, shape)
+    probs, chosen = probs.view(S, B, -1), chosen.view(S, B, -1)
+    both = [[part(one, axis, rank, ranks).flatten(0, 1) for one in (probs, chosen)] for rank in range(ranks)]
+    aux = sum(device_balance_loss(*one, devices) for one in both)
+    grads = torch.autograd.grad([y, aux], [x, *leaves], [upstream, torch.ones((), dtype=y.dtype)], allow_unused=True)
+    zeros = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip([x, *leaves], grads)]
+    return y.detach(), zeros[0], dict(zip(weights.named(), zeros[1:])), chosen
+
+
+def gradients_of_all(layer):
+    """The gradients in the layout of whole weights, put together from all ranks."""
+    found = {}
+    for name, tensor in layer.summed_gradients().items():
+        parts = all_gather(tensor.contiguous().unsqueeze(0), layer.group)
+        found[name] = joined(dict(enumerate(parts)), layer.cuts[name])
+    return found
+
+
+def compared(what, ours, theirs, close=None):
+    """Nothing, or what is wrong."""
+    close = close or CLOSE
+    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, **close):
+        worst = (ours - theirs).abs().max() if ours.shape == theirs.shape else (ours.shape, theirs.shape)
+        return [f"{what}: {worst}"]
+    return []
+
+
+def strategies_equal_the_definition(group, name):
+    """Outputs, input gradients and weight gradients, under every pair of strategies."""
+    shape, weights, x, upstream = whole(name)
+    wrong = []
+    pairs = list(product(attention.STRATEGIES, experts.STRATEGIES))
+    for by in pairs if name == "shared" else pairs[::5] + pairs[1::5]:
+        layer = DecoderLayer(shape, S, B, group, *by, dtype=torch.float64)
+        layer.load(weights)
+        devices = 1 if by[1] == "tp" else group.size
+        y, x_grad, w_grads, chosen = expected(name, 1 if by[0] == "dp" else 0, group.size, devices)
+        if name == "crowded" and not bool((chosen[..., 0] == 0).all()):
+            wrong.append("the router is not crowded")
+        own = layer.own_rows(x).requires_grad_()
+        ours, aux = layer(own)
+        torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
+        wrong += compared(f"{by} y", ours.detach(), layer.own_rows(y))
+        wrong += compared(f"{by} dx", own.grad, layer.own_rows(x_grad))
+        found = gradients_of_all(layer)
+        for weight, wanted in w_grads.items():
+            wrong += compared(f"{by} {weight}", found[weight], wanted)
+    return wrong
+
+
+def sent_bytes(ops, row):
+    """Bytes that this rank sends to others in the collectives whose elements come in rows of a multiple of `row`."""
+    total = 0
+    for op in ops:
+        one = op.collective
+        if one is None or len(op.shapes[0]) < 2 or op.shapes[0][-1] % row:
+            continue
+        others = len(one.ranks) - 1
+        me = list(one.ranks).index(torch.distributed.get_rank())
+        total += sum(one.send_bytes) - one.send_bytes[me] if one.bytes_per_peer is None else one.bytes_per_peer * others
+    return total
+
+
+def bytes_equal_the_formulas(group):
+    """What real ranks send in a forward, of rows; under balanced routing."""
+    shape = DecoderShape(64, 8, 4, 8, 8, 8, 2)
+    sizes = Sizes(B, S, shape.d_model, group.size, shape.heads / shape.kv_heads, shape.top_k)
+    weights, x = random_weights(shape, seed=1), torch.zeros(S, B, shape.d_model)
+    weights.norm2_D[:] = 1.0
+    # Token t has its own router logits, so that each expert gets as many of each rank's tokens: no attention, one-hots.
+    for name in ("out_QD", "router_DE"):
+        getattr(weights, name).zero_()
+    for column in range(shape.experts):
+        weights.router_DE[column, column], weights.router_DE[column, (column + 4) % 8] = 1.0, 0.9
+    hot_SB = (torch.arange(S).unsqueeze(1) + 2 * torch.arange(B)) % 8  # every rank has each, however rows are dealt
+    x.scatter_(2, hot_SB.unsqueeze(2), 1.0)
+    wrong = []
+    for by in product(attention.STRATEGIES, experts.STRATEGIES):
+        layer = DecoderLayer(shape, S, B, group, *by)
+        layer.load(weights)
+        own = layer.own_rows(x)
+        with Recorder([*layer.weights.values(), own]) as recorder, torch.no_grad():
+            layer(own)
+        ops = recorder.ops
+        first = next(op.index for op in ops if op.region == "gate")
+        for what, part_ops in ((f"attention-{by[0]}", ops[:first]), (f"experts-{by[1]}", ops[first:])):
+            found, wanted = sent_bytes(part_ops, 8), 4 * sent(sizes, what)
+            if found != wanted:
+                wrong.append(f"{by} {what}: {found} bytes, not {wanted}")
+            halves = {"attention-sp", "attention-cp"}
+            if group.size > 1 and what in halves and 2 * found != 4 * printed(sizes, what):
+                wrong.append(f"{by} {what}: {found} is not half of what is printed")
+    return wrong
+
+
+def all_checks(group):
+    """Every check of one world, by name; one start of the ranks serves them all."""
+    found = {f"strategies {name}": strategies_equal_the_definition(group, name) for name in SHAPES}
+    return found | {"bytes": bytes_equal_the_formulas(group)}

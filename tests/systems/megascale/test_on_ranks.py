@@ -1,0 +1,23 @@
+"""MegaScale-MoE on 1, 2 and 4 real ranks: one start of the ranks each, shared by all checks."""
+
+from functools import cache
+
+import pytest
+
+from moebench.ranks import run_ranks
+
+CHECKS = ("strategies shared", "strategies normed", "strategies crowded", "bytes")
+
+
+@cache
+def results(world):
+    """What every rank says to every check."""
+    return run_ranks("tests.systems.megascale.on_ranks:all_checks", world, timeout_s=280)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_passes_on_every_rank(world, check):
+    """The docstring of the check in on_ranks.py says what it is."""
+    assert all(set(of_rank) == set(CHECKS) for of_rank in results(world))
+    assert [of_rank[check] for of_rank in results(world)] == [[]] * world
