@@ -56,7 +56,7 @@ def load_model(name: str, where: str = "", beside: Path | None = None) -> LayerM
     reason = problem(gate, COMMON, model.experts)
     if reason is not None:
         raise InputError(f"{place}: {reason}")
-    fields = model.model_dump() | {"gate": gate.label, "notes": tuple(model.notes)}
+    fields = model.model_dump(exclude={"decoder"}) | {"gate": gate.label, "notes": tuple(model.notes)}
     return LayerModel(name=file.path.stem, **fields)
 
 

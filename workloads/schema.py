@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import ACTIVATIONS, DTYPES
 from moebench.workloads.machine import STATUSES
+from moebench.workloads.models.decoder import BIASES, NORMS, QK_NORMS
 from moebench.workloads.parameters import LINK_KINDS
 from moebench.workloads.toml_file import TomlFile
 
@@ -140,8 +141,52 @@ class TopologyFile(Strict):
     parameters: dict[str, ParameterFile] = Field(default_factory=dict)
 
 
+class LatentFile(Strict):
+    """Attention of a model whose queries and key-value pairs pass through narrow products."""
+
+    query_rank: Width
+    kv_rank: Width
+    nope_size: Width
+    rope_size: Width
+    value_size: Width
+
+
+class PublishedFile(Strict):
+    """What the authors of a model say of its size."""
+
+    parameters: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    active: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    active_has_embedding: bool = True
+    source: Text
+
+
+class DecoderFile(Strict):
+    """The whole decoder that a model's layer stands in."""
+
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_size: Width
+    vocabulary: Annotated[int, Field(ge=1, le=2**24)]
+    sequence: Annotated[int, Field(ge=1, le=2**24)] = 8192
+    shared_ffn: Annotated[int, Field(ge=0, le=2**20)] = 0
+    dense_layers: Annotated[int, Field(ge=0, le=2**16)] = 0
+    dense_ffn: Annotated[int, Field(ge=0, le=2**20)] = 0
+    renormalises: bool = True
+    tied: bool = False
+    norm: Annotated[str, choice("norm", NORMS)] = NORMS[0]
+    qk_norm: Annotated[str, choice("qk_norm", QK_NORMS)] = QK_NORMS[0]
+    biases: list[Annotated[str, choice("bias", BIASES)]] = Field(default_factory=list)
+    sinks: bool = False
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_000.0
+    eps: Annotated[float, Field(ge=0, lt=1)] = 1e-5
+    features: list[Text] = Field(default_factory=list)
+    latent: LatentFile | None = None
+    published: PublishedFile | None = None
+
+
 class ModelFile(Strict):
-    """models/*.toml: the MoE layer of a model, for suites to take its sizes from."""
+    """models/*.toml: the MoE layer of a model, for suites to take its sizes from, and the decoder around it."""
 
     title: Text
     source: Text
@@ -152,6 +197,7 @@ class ModelFile(Strict):
     activation: Annotated[str, choice("activation", ACTIVATIONS)] = "relu"
     dtype: Annotated[str, choice("dtype", DTYPES)] = "fp32"
     notes: list[Text] = Field(default_factory=list)
+    decoder: DecoderFile | None = None
 
 
 Model = TypeVar("Model", bound=Strict)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 NORMS = ("rms", "layer")  # `layer`: with a bias
 QK_NORMS = ("none", "head", "full")  # over each head, or over all heads of a token together
+BIASES = ("qkv", "out", "experts", "router", "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,13 @@ class Published:
     """What its authors say of a model.
 
     Attributes:
-        parameters, active: None where they did not say, or where they speak of something else.
-        tolerance: how far a closed form may be off, relative: the rounding of what is said.
+        parameters, active: None where they did not say.
+        active_has_embedding: whether they count the embedding among the active ones.
     """
 
     parameters: float | None = None
     active: float | None = None
-    tolerance: float = 0.0
+    active_has_embedding: bool = True
     source: str = ""
 
 
@@ -128,7 +129,7 @@ class DecoderModel:
         dense_layers, dense_ffn: how many of the layers have a dense SwiGLU in place of experts, and its F.
         tied: whether the head is the embedding.
         norm: one of `NORMS`; qk_norm: one of `QK_NORMS`.
-        qkv_bias, out_bias, head_bias, expert_bias, router_bias, sinks: parameters that some models have besides.
+        biases: those of `BIASES` that it has; sinks: a number a head that stands among the scores.
         latent: attention that is not grouped heads.
         features: what else the model's layers do, in words.
         sequence: that it was trained with, as far as known.
@@ -145,11 +146,7 @@ class DecoderModel:
     tied: bool = False
     norm: str = "rms"
     qk_norm: str = "none"
-    qkv_bias: bool = False
-    out_bias: bool = False
-    head_bias: bool = False
-    expert_bias: bool = False
-    router_bias: bool = False
+    biases: tuple[str, ...] = ()
     sinks: bool = False
     latent: LatentAttention | None = None
     features: tuple[str, ...] = ()
@@ -163,8 +160,8 @@ class DecoderModel:
             (bool(self.dense_layers), f"{self.dense_layers} dense layers"),
             (self.norm == "layer", "layer norms with biases"),
             (self.qk_norm == "full", "norms over all heads together"),
-            (self.qkv_bias or self.out_bias, "biases of attention"),
-            (self.expert_bias or self.router_bias, "biases of router or experts"),
+            (bool({"qkv", "out"} & set(self.biases)), "biases of attention"),
+            (bool({"experts", "router"} & set(self.biases)), "biases of router or experts"),
             (self.sinks, "attention sinks"),
         )
         return (*(word for is_there, word in found if is_there), *self.features)
@@ -191,14 +188,14 @@ class DecoderModel:
             return self.latent.parameters(shape.d_model, shape.heads)
         products = shape.d_model * (2 * shape.queries + 2 * shape.keys)
         norms = {"none": 0, "head": 2 * shape.head_size, "full": shape.queries + shape.keys}[self.qk_norm]
-        biases = self.qkv_bias * (shape.queries + 2 * shape.keys) + self.out_bias * shape.d_model
+        biases = ("qkv" in self.biases) * (shape.queries + 2 * shape.keys) + ("out" in self.biases) * shape.d_model
         return products + norms + biases + self.sinks * shape.heads
 
     def _sparse(self, experts: int) -> int:
         """A layer of which so many experts count."""
         shape = self.shape
-        biases = self.expert_bias * (2 * shape.d_ffn + shape.d_model)
-        router = (shape.d_model + self.router_bias) * shape.experts
+        biases = ("experts" in self.biases) * (2 * shape.d_ffn + shape.d_model)
+        router = (shape.d_model + ("router" in self.biases)) * shape.experts
         ffn = router + experts * (shape.expert_parameters + biases) + 3 * shape.d_model * shape.shared_ffn
         return self._attention() + 2 * self._norm() + ffn
 
@@ -208,4 +205,4 @@ class DecoderModel:
     def _outside(self) -> int:
         """Embedding, head, last norm."""
         rows = self.vocabulary * (1 if self.tied else 2)
-        return rows * self.shape.d_model + self.head_bias * self.vocabulary + self._norm()
+        return rows * self.shape.d_model + ("head" in self.biases) * self.vocabulary + self._norm()
