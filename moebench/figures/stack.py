@@ -7,6 +7,7 @@ from moebench.figures.draw import entries_in_a_line
 from moebench.figures.points import OBTAINED, REGION, Drawing, Grid, Point
 from moebench.figures.style import GRID, HATCHES, INK, MOST_PANELS, MUTED, WIDTHS_IN, palette
 from moebench.figures.words import panel_title, value_label
+from moebench.report.parts import number
 
 ROW_IN, AROUND_IN, LEGEND_LINE_IN = 0.17, 0.55, 0.14
 LEAST_SHARE, OTHER = 0.03, "other"  # of a step that a region takes somewhere to be told apart
@@ -90,7 +91,7 @@ def _panel(
             if width:
                 axis.barh(-place, width, 0.72, left=left, color=colour, edgecolor="white", lw=0.3, hatch=hatch)
                 left += width
-        text = f"{left:,.0f}" if left else next((p.note for p in own), "")
+        text = number(left) if left else next((p.note for p in own), "")
         axis.annotate(text, (left, -place), xytext=(2, 0), textcoords="offset points", va="center", fontsize=6,
                       color=INK if left else MUTED)  # fmt: skip
     axis.set_yticks([-place for place in range(len(systems))], systems)

@@ -11,6 +11,7 @@ from textwrap import wrap
 import numpy as np
 import pandas as pd
 
+from moebench.report.parts import number
 from moebench.report.style import HATCHES, INK, MARKERS, MUTED, PAPER, SERIES, figure_style, svg_of
 
 WIDE, NARROW = 6.8, 3.9  # inches
@@ -227,7 +228,7 @@ def breakdown_figure(parts: pd.DataFrame, narrow: bool = False) -> str:
                     hatch=HATCHES[regions.index(region) % len(HATCHES)], label=region if i == 0 else None,
                 )  # fmt: skip
                 left += time_ms
-            axis.annotate(f"{left:,.0f} ms", (left, -i), xytext=(5, 0), textcoords="offset points", va="center")
+            axis.annotate(f"{number(left)} ms", (left, -i), xytext=(5, 0), textcoords="offset points", va="center")
         if narrow:
             axis.set_yticks([])
             for i, system in enumerate(systems):

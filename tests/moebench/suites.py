@@ -8,7 +8,10 @@ from moebench.workloads.load import load_suite
 def of_kind(name, kind):
     """The suite of a name with its experiments of one kind alone."""
     suite = load_suite(name)
-    return replace(suite, experiments=tuple(e for e in suite.experiments if e.kind == kind))
+    experiments = tuple(e for e in suite.experiments if e.kind == kind)
+    names = {e.name for e in experiments}
+    figures = tuple(f for f in suite.figures if f.not_drawn or f.experiment in names)
+    return replace(suite, experiments=experiments, figures=figures)
 
 
 def small_overall():
@@ -17,4 +20,4 @@ def small_overall():
     (whole,) = (e for e in suite.experiments if e.name == "overall")
     gates = tuple(gate for gate in whole.gates if gate.label in ("switch", "gshard", "topk-4"))
     systems = ("deepspeed", "deepspeed_sparse", "hetumoe")
-    return replace(suite, experiments=(replace(whole, systems=systems, gates=gates),))
+    return replace(suite, experiments=(replace(whole, systems=systems, gates=gates),), figures=())
