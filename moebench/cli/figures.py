@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from moebench.workloads.suite import Suite
 
 FOLDER = "figures"
+SPARE = ("title", "files")  # columns that a narrow terminal does without
 
 
 @click.command()
@@ -127,16 +128,22 @@ def _entry(drawing: "Drawing", files: dict[str, list[str]], place: Path) -> dict
 
 
 def _print(drawings: "Sequence[Drawing]", files: dict[str, list[str]], place: Path) -> None:
-    """A line a figure, then why some are not drawn."""
-    from moebench.cli.tables import is_wrapped, output_width, print_table, wrapped
+    """A line a figure, as wide as there is room for, then why some are not drawn."""
+    from moebench.cli.tables import chosen, fitting, is_wrapped, output_width, table_lines, wrapped
 
-    rows = [[d.figure.number or "–", d.figure.title, _from(d), _files(files.get(d.figure.name, ()))] for d in drawings]
-    print_table(["figure", "title", "drawn from", "files"], rows)
-    for drawing in (d for d in drawings if not d.points):
-        text = f"{drawing.figure.name} is not drawn: {drawing.reason}"
-        click.echo(wrapped(text, output_width()) if is_wrapped() else text)
+    columns = ["figure", "name", "drawn from", "files", "title"]
+    rows = [
+        [d.figure.number or "–", d.figure.name, _from(d), _forms(files.get(d.figure.name, ())), d.figure.title]
+        for d in drawings
+    ]
+    kept = fitting(columns, rows, SPARE, output_width())
+    for line in table_lines(kept, chosen(columns, rows, kept)):
+        click.echo(line)
+    told = [f"{d.figure.name} is not drawn: {d.reason}" for d in drawings if not d.points]
     if any(not d.figure.number for d in drawings):
-        click.echo("–: its number in the paper is not known, or there is no paper")
+        told.append("–: its number in the paper is not known, or there is no paper")
+    for text in told:
+        click.echo(wrapped(text, output_width()) if is_wrapped() else text)
     click.echo(f"{place}: {sum(map(len, files.values()))} files, and captions.md")
 
 
@@ -149,9 +156,6 @@ def _from(drawing: "Drawing") -> str:
     return f"{drawing.count(REPORTED)} reported, {drawing.count(OBTAINED)} obtained{engine}"
 
 
-def _files(names: Sequence[str]) -> str:
-    """`overall.{svg,png,csv}`."""
-    if not names:
-        return ""
-    stem = names[0].rpartition(".")[0]
-    return f"{stem}.{{{','.join(name.rpartition('.')[2] for name in names)}}}"
+def _forms(names: Sequence[str]) -> str:
+    """`svg, png, csv`: the files are named like the figure."""
+    return ", ".join(name.rpartition(".")[2] for name in names)

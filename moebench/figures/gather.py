@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from moebench.claims.reported import claims_of
 from moebench.figures.obtained import HOST_BOUND, REGION_TIME, obtained_points
-from moebench.figures.points import Drawing, Grid
+from moebench.figures.points import Drawing, Grid, Point
 from moebench.figures.reported import reported_points, unpublished
 from moebench.results.rows import Row
 from moebench.results.store import RunFolder
@@ -44,9 +44,10 @@ def _drawing(figure: PaperFigure, suite: Suite, rows: Mapping[str, Sequence[Row]
     experiment = next(e for e in suite.experiments if e.name == figure.experiment)
     grid = Grid.of(figure, experiment)
     reported = reported_points(grid, claims_of(suite.reported)) if suite.reported else []
-    obtained, engine = ([], "") if rows is None else obtained_points(grid, suite, experiment, rows)
+    nothing_ran: tuple[list[Point], str, str] = ([], "", "")
+    obtained, engine, machine = nothing_ran if rows is None else obtained_points(grid, suite, experiment, rows)
     if not reported and not any(p.value is not None for p in obtained):
         nothing = "nothing reported has a place in it, and " if suite.reported else ""
         return Drawing(figure, grid, reason=nothing + (NO_RUN if rows is None else NO_CASE))
     crossed = unpublished(grid, reported) if suite.reported else []
-    return Drawing(figure, grid, (*reported, *obtained, *crossed), engine=engine)
+    return Drawing(figure, grid, (*reported, *obtained, *crossed), engine=engine, machine=machine)

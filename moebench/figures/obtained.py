@@ -7,6 +7,7 @@ import numpy as np
 
 from moebench.claims.query import drawn, speedups
 from moebench.claims.reported import readings
+from moebench.claims.scope import CantAnswer
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
 from moebench.figures.points import OBTAINED, OUT_OF_MEMORY, REGION, Grid, Point
 from moebench.results.rows import CPU_BOUND, Row
@@ -19,15 +20,15 @@ REGION_TIME, HOST_BOUND = "region_time", "host_bound"
 HOST = "host"  # waiting for the next launch
 HOT = ("", "hot")
 INTERVAL = (5, 95)
-THE_OTHERS = "the others"
+THE_OTHERS, NOT_COMPARABLE = "the others", "not comparable"
 
 Rows = dict[tuple[tuple[str, str], ...], Row]  # by the lists that they have
 
 
 def obtained_points(
     grid: Grid, suite: Suite, experiment: AnyExperiment, of_metric: Mapping[str, Sequence[Row]]
-) -> tuple[list[Point], str]:
-    """The points of a run's rows, and the engine that they come from; none where the run has no case of the figure.
+) -> tuple[list[Point], str, str]:
+    """The points of a run's rows, the engine and the kind of machine that they come from; none where it has no case.
 
     Args:
         of_metric: the run's rows by metric.
@@ -36,16 +37,17 @@ def obtained_points(
     own = [row for name in metrics for row in of_metric[name] if _is_meant(row, experiment)]
     rows = _one_machine(own, experiment)
     if not rows:
-        return [], ""
+        return [], "", ""
+    engine, machine = rows[0].engine, _node_type(rows[0])
     names = [*grid.figure.axes, *grid.rest]
     if grid.figure.value == REGIONS:
-        return _regions(grid, rows, names), rows[0].engine
+        return _regions(grid, rows, names), engine, machine
     found: Rows = {}
     for row in rows:
         found.setdefault(_key(row, names), row)
     point_at = _speedup_of(grid, suite, found) if grid.figure.value == SPEEDUP else _time_of(grid, found)
     points = [point_at({**place, **grid.rest}, place) for place in grid.places()]
-    return [point for point in points if point is not None], rows[0].engine
+    return [point for point in points if point is not None], engine, machine
 
 
 def _is_meant(row: Row, experiment: AnyExperiment) -> bool:
@@ -130,13 +132,18 @@ def _ratio(row: Row, theirs: Sequence[Row], place: Mapping[str, str], them: str)
         them: how the baselines are called together.
     """
     count = max(len(r.draws) for r in (row, *theirs)) or 1
-    ours, others = drawn(row, count)[None], np.array([drawn(r, count)[None] for r in theirs])
+    try:
+        ours, others = drawn(row, count)[None], np.array([drawn(r, count)[None] for r in theirs])
+    except CantAnswer:  # of another number of draws: another run's rows, put there by hand
+        return _without(row, place, NOT_COMPARABLE)
     values, missing = speedups(ours, others)
+    if np.isinf(values[0, 0]):  # a time of nothing
+        return _without(row, place, NOT_COMPARABLE)
     if np.isnan(values[0, 0]):
-        who = {BOTH_OUT: "all", BASELINE_OUT: them, SYSTEM_OUT: row.system}[missing[0, 0]]
-        return _without(row, place, f"{who} {OUT_OF_MEMORY}")
+        who = {BOTH_OUT: "all", BASELINE_OUT: them, SYSTEM_OUT: row.system}.get(missing[0, 0])
+        return _without(row, place, f"{who} {OUT_OF_MEMORY}" if who else NOT_COMPARABLE)
     low = high = None
-    known = values[0, 1:][~np.isnan(values[0, 1:])]
+    known = values[0, 1:][np.isfinite(values[0, 1:])]
     if known.size > 1:
         low, high = map(float, np.percentile(known, INTERVAL))
     elif count == 1:

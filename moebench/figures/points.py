@@ -91,7 +91,7 @@ class Drawing:
 
     Attributes:
         reason: why there is nothing to draw.
-        engine: of what was obtained.
+        engine, machine: of what was obtained; a machine is a kind of node.
     """
 
     figure: PaperFigure
@@ -99,6 +99,7 @@ class Drawing:
     points: tuple[Point, ...] = ()
     reason: str = ""
     engine: str = ""
+    machine: str = ""
 
     def count(self, source: str) -> int:
         """Values of one source; of a stack its parts count as one."""

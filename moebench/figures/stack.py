@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moebench.figures.draw import entries_in_a_line
-from moebench.figures.points import OBTAINED, REGION, Drawing, Grid, Point
+from moebench.figures.points import NOT_PUBLISHED, OBTAINED, REGION, Drawing, Grid, Point
 from moebench.figures.style import GRID, HATCHES, INK, MOST_PANELS, MUTED, WIDTHS_IN, palette
 from moebench.figures.words import panel_title, value_label
 from moebench.report.parts import number
@@ -21,6 +21,7 @@ REGIONS = (
 def draw_stacks(drawing: Drawing) -> Any:
     """The matplotlib Figure of times by region; call it inside `print_style`."""
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     grid = drawing.grid
@@ -29,23 +30,29 @@ def draw_stacks(drawing: Drawing) -> Any:
     panels = [panel for panel in grid.panels if _of(points, grid, panel)]
     systems = [x for x in grid.x if any(p.at[grid.figure.x] == x for p in points)]
     looks = _looks(points, grid, panels, systems)
+    crossed = {p.at[grid.figure.x] for p in drawing.points if p.source == NOT_PUBLISHED}
+    handles: list[Any] = [Patch(facecolor=c, edgecolor="white", hatch=hatch, lw=0.3) for c, hatch in looks.values()]
+    names = list(looks)
+    if crossed:
+        handles.append(Line2D([], [], ls="none", marker="x", ms=3, mew=0.7, color=MUTED))
+        names.append(NOT_PUBLISHED)
     columns = min(len(panels), MOST_PANELS[grid.figure.width])
-    lines, in_line = -(-len(panels) // columns), entries_in_a_line(list(looks), WIDTHS_IN[grid.figure.width])
-    height = lines * (ROW_IN * len(systems) + AROUND_IN) + LEGEND_LINE_IN * -(-len(looks) // in_line)
+    lines, in_line = -(-len(panels) // columns), entries_in_a_line(names, WIDTHS_IN[grid.figure.width])
+    height = lines * (ROW_IN * len(systems) + AROUND_IN) + LEGEND_LINE_IN * -(-len(names) // in_line)
     figure, axes = plt.subplots(
         lines, columns, figsize=(WIDTHS_IN[grid.figure.width], height), sharex=True, sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     for axis, panel in zip(axes.flat, panels):
         _panel(axis, _of(points, grid, panel), grid, systems, looks)
+        _crosses(axis, [place for place, system in enumerate(systems) if system in crossed])
         axis.set_title(panel_title(grid.figure.panel, panel) if grid.figure.panel else "")
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     axes[0, 0].set_xlim(0, 1.24 * max(_total(points, grid, panel, x) for panel in panels for x in systems))
     for place, axis in enumerate(axes.flat[: len(panels)]):
         axis.set_xlabel(value_label(grid) if place + columns >= len(panels) else "")
-    handles = [Patch(facecolor=colour, edgecolor="white", hatch=hatch, lw=0.3) for colour, hatch in looks.values()]
-    figure.legend(handles, list(looks), loc="outside lower center", ncols=in_line)
+    figure.legend(handles, names, loc="outside lower center", ncols=in_line)
     return figure
 
 
@@ -71,6 +78,17 @@ def _of(points: Sequence[Point], grid: Grid, panel: str) -> list[Point]:
 
 def _total(points: Sequence[Point], grid: Grid, panel: str, x: str) -> float:
     return sum(p.value or 0.0 for p in _of(points, grid, panel) if p.at[grid.figure.x] == x)
+
+
+def _crosses(axis: Any, places: Sequence[int]) -> None:
+    """Left of bars that have no published value."""
+    from matplotlib.transforms import blended_transform_factory
+
+    if places:
+        axis.tick_params(axis="y", pad=7)
+        across = blended_transform_factory(axis.transAxes, axis.transData)
+        at = [-0.04] * len(places)
+        axis.plot(at, [-p for p in places], "x", ms=2.6, mew=0.7, color=MUTED, transform=across, clip_on=False)
 
 
 def _shown_as(point: Point, looks: dict[str, tuple[Any, str]]) -> str:

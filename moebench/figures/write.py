@@ -19,6 +19,11 @@ MEASURED, SIMULATED = (
     "the nominal machine, with the 5–95 % interval of the draws",
 )
 
+DECLARED = (
+    "The simulated time of a fused kernel is the bytes that it declares at an assumed share of the bandwidth; no claim "
+    "is judged by it."
+)
+
 
 def write_figures(drawings: Sequence[Drawing], folder: Path, formats: Sequence[str]) -> dict[str, list[str]]:
     """Draw what has points; name of a figure -> names of its files.
@@ -66,17 +71,22 @@ def caption(drawing: Drawing) -> str:
     name = f"Figure {figure.number}. {figure.title}" if figure.number else figure.title
     parts = [f"**{name}** (`{figure.name}`)."]
     if figure.published:
-        parts.append(f"Of the paper's own: {figure.published}.")
+        parts.append(f"Published: {figure.published}.")
     if not drawing.points:
         parts.append(f"Not drawn: {drawing.reason}.")
         return " ".join(parts) + "\n\n"
     if drawing.count(OBTAINED):
         how = SIMULATED if drawing.engine == "sim" else MEASURED
         solid = "Stacked" if figure.value == REGIONS else "Solid"
-        parts.append(f"{solid}: obtained, engine {drawing.engine}" + (f", {how}." if figure.value != REGIONS else "."))
+        parts.append(
+            f"{solid}: obtained on {drawing.machine}, engine {drawing.engine}"
+            + (f": {how}." if figure.value != REGIONS else ".")
+        )
     ids = dict.fromkeys(p.origin for p in drawing.points if p.source == REPORTED)
     if ids:
         parts.append(f"Hollow or dashed: reported ({', '.join(ids)}).")
-    if drawing.count(OBTAINED) and any(p.source == NOT_PUBLISHED for p in drawing.points) and figure.value != REGIONS:
-        parts.append("Crossed places have no published value.")
+    if any(p.source == NOT_PUBLISHED for p in drawing.points):
+        parts.append("Crossed: no value was published.")
+    if drawing.engine == "sim" and drawing.grid is not None and drawing.grid.kind == "kernel":
+        parts.append(DECLARED)
     return " ".join(parts) + "\n\n"

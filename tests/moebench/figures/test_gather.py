@@ -132,6 +132,10 @@ def test_measured_ratios_lie_between_the_ends_of_both_intervals():
 
     found = _ratio(row("a", 2.0, 1.9, 2.5), [row("b", 6.0, 5.0, 6.6)], {}, "b")
     assert (found.value, found.low, found.high) == (3.0, 5.0 / 2.5, 6.6 / 1.9)
+    nothing = _ratio(row("a", 0.0, 0.0, 0.0), [row("b", 6.0, 5.0, 6.6)], {}, "b")
+    assert (nothing.value, nothing.note) == (None, "not comparable")
+    three, one = (replace(row(name, 2.0, 1.0, 3.0), draws=draws) for name, draws in (("a", (2.0,) * 3), ("b", (1.0,))))
+    assert _ratio(three, [one], {}, "b").note == "not comparable"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def times():
         if place["gate"] == "p" and (place["batch_size"], place["system"]) != ("32", "b"):
             found.append(Point(REPORTED, place, 1.3 * value, origin="claim", evidence="printed"))
     crossed = unpublished(GRID, [p for p in found if p.source == REPORTED])
-    return Drawing(TIME, GRID, (*found, *crossed), engine="sim")
+    return Drawing(TIME, GRID, (*found, *crossed), engine="sim", machine="titan-rtx")
 
 
 def regions():
@@ -39,7 +39,8 @@ def regions():
     grid = Grid(figure, "layer", ("a", "b"), ("",), ("",), {})
     parts = [("gate", 1.0), ("exchange", 60.0), ("experts", 39.0)]
     points = [Point(OBTAINED, {"system": "a", "region": name}, value, evidence="sim") for name, value in parts]
-    return Drawing(figure, grid, (*points, Point(OBTAINED, {"system": "b"}, note="out of memory")), engine="sim")
+    full = Point(OBTAINED, {"system": "b"}, note="out of memory")
+    return Drawing(figure, grid, (*points, full, *unpublished(grid, [])), engine="sim")
 
 
 def test_the_same_figures_are_the_same_bytes(tmp_path):
@@ -110,7 +111,8 @@ def test_a_small_region_is_one_of_the_others():
         figure = draw_stacks(regions())
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     assert sorted(widths) == [1.0, 39.0, 60.0]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["exchange", "experts", "other"]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["exchange", "experts", "other", "not published"]
     assert "gate,obtained,1" in csv_of(regions())
     assert "out of memory" in [text.get_text() for text in figure.axes[0].texts]
 
@@ -118,11 +120,12 @@ def test_a_small_region_is_one_of_the_others():
 def test_a_caption_says_what_is_hollow_and_whose_number_it_is():
     """Number, title, what the paper published, engine, ids; of one that isn't drawn the reason."""
     text = caption(times())
-    assert text.startswith("**Figure 3. Times** (`times`). Of the paper's own: four of six bars.")
-    assert "engine sim" in text
+    assert text.startswith("**Figure 3. Times** (`times`). Published: four of six bars.")
+    assert "Solid: obtained on titan-rtx, engine sim: the nominal machine" in text
+    assert "Crossed: no value was published." in text
     assert "reported (claim)" in text
     reason = caption(Drawing(replace(TIME, number=""), reason="nobody could read it"))
-    assert reason == "**Times** (`times`). Of the paper's own: four of six bars. Not drawn: nobody could read it.\n\n"
+    assert reason == "**Times** (`times`). Published: four of six bars. Not drawn: nobody could read it.\n\n"
 
 
 @pytest.mark.parametrize("values", [(1.0, 1.0), (0.01, 900.0), (1e-3, 1e5)])
