@@ -50,10 +50,13 @@ def make_runs(folder: Path) -> None:
 
 
 def make_own_files(folder: Path) -> None:
-    """A suite and a node type, in a folder of workloads."""
+    """A suite and a node type, in a folder of workloads; and the suite of the page on new systems beside it."""
     node = topology_text().replace("nodes = 2\ngpus_per_node = 4", "max_nodes = 4\ngpus_per_node = 8")
     sizes = 'sizes = ["1x8", "4x8"]\n[parameters]'
     written(folder / "topologies", node.replace("[parameters]", sizes), "our-node.toml")
+    page = (ROOT / "docs/new-system.md").read_text(encoding="utf-8")
+    (compared,) = re.findall(r"```toml\n(.*?)```", page, flags=re.S)
+    written(folder.parent, compared.replace('"grouped"', '"tutel"'), "compare.toml")
     suite = suite_text().replace("1x2", "4x8").replace("titan-rtx", "our-node").replace("max(4, world)", "world")
     written(folder / "suites", suite, "ours.toml")
 
