@@ -106,7 +106,8 @@ def _described(suite: "Suite", folder: "RunFolder | None") -> str:
     from moebench.cli.claims import described
 
     if folder is None:
-        return f"no finished run of suite {suite.name} under runs/: what was reported is drawn alone"
+        left = ": what was reported is drawn alone" if suite.reported else ", and it reproduces no paper"
+        return f"no finished run of suite {suite.name} under runs/{left}"
     return described(folder) + ("" if suite.reported else "; the suite reproduces no paper")
 
 
@@ -144,7 +145,8 @@ def _print(drawings: "Sequence[Drawing]", files: dict[str, list[str]], place: Pa
         told.append("–: its number in the paper is not known, or there is no paper")
     for text in told:
         click.echo(wrapped(text, output_width()) if is_wrapped() else text)
-    click.echo(f"{place}: {sum(map(len, files.values()))} files, and captions.md")
+    if files:
+        click.echo(f"{place}: {sum(map(len, files.values()))} files, and captions.md")
 
 
 def _from(drawing: "Drawing") -> str:

@@ -161,7 +161,8 @@ def markdown_text(table: Wide, metrics: Sequence[str] = ()) -> str:
         cells = [_code(line.keys[name]) for name in kept]
         for name in shown:
             cells += _cells(line.values.get(name), scales[name][0], table.has_interval(name))
-        out.append(_row([*cells, prose(_note(line))]))
+        note = _note(line)
+        out.append(_row([*cells, note if _PLAIN.fullmatch(note) else prose(note)]))
     if any(table.has_interval(name) for name in shown):
         out += ["", INTERVALS]
     return "\n".join(out) + "\n"
@@ -171,7 +172,8 @@ def markdown_text(table: Wide, metrics: Sequence[str] = ()) -> str:
 _IN_THE_NAME = ("experiment", "system", "topology", "gate", "batch_size", "experts", "shape", "op", "payload_bytes",
                 "tokens", "top_k", "direction", "conventions", "hardware", "d_model", "d_ffn")  # fmt: skip
 _SAID = ("hardware", "engine", "regime", "conventions", "dtype", "input_gradient")
-_SAFE = re.compile(r"[\w./+=,: -]+", re.ASCII)
+_SAFE = re.compile(r"[\w./+=,: -]+", re.ASCII)  # inside backticks
+_PLAIN = re.compile(r"[A-Za-z0-9 ./+=,:;()%'-]*")  # means nothing to Markdown inside a cell
 
 
 def _code(text: str) -> str:

@@ -12,6 +12,7 @@ from moebench.workloads.figure import REGIONS, PaperFigure
 from moebench.workloads.suite import Suite
 
 NO_RUN, NO_CASE = "no finished run of the suite", "the run has no case of it"
+NO_NUMBER = "no case of it has a number to judge by"
 
 
 def gather(suite: Suite, folder: RunFolder | None = None) -> list[Drawing]:
@@ -48,6 +49,8 @@ def _drawing(figure: PaperFigure, suite: Suite, rows: Mapping[str, Sequence[Row]
     obtained, engine, machine = nothing_ran if rows is None else obtained_points(grid, suite, experiment, rows)
     if not reported and not any(p.value is not None for p in obtained):
         nothing = "nothing reported has a place in it, and " if suite.reported else ""
-        return Drawing(figure, grid, reason=nothing + (NO_RUN if rows is None else NO_CASE))
+        why = ", ".join(dict.fromkeys(p.note for p in obtained))
+        found = NO_RUN if rows is None else f"{NO_NUMBER} ({why})" if obtained else NO_CASE
+        return Drawing(figure, grid, reason=nothing + found)
     crossed = unpublished(grid, reported) if suite.reported else []
     return Drawing(figure, grid, (*reported, *obtained, *crossed), engine=engine, machine=machine)

@@ -26,7 +26,7 @@ DECLARED = (
 
 
 def write_figures(drawings: Sequence[Drawing], folder: Path, formats: Sequence[str]) -> dict[str, list[str]]:
-    """Draw what has points; name of a figure -> names of its files.
+    """Draw what has points; name of a figure -> names of its files. Nothing is written where nothing has points.
 
     Raises:
         StorageError: a file can't be written.
@@ -34,6 +34,8 @@ def write_figures(drawings: Sequence[Drawing], folder: Path, formats: Sequence[s
     import matplotlib.pyplot as plt
 
     found: dict[str, list[str]] = {}
+    if not any(drawing.points for drawing in drawings):
+        return found
     with storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for drawing in (d for d in drawings if d.points):

@@ -80,6 +80,9 @@ def test_a_suite_without_a_paper_says_so(moebench, in_folder):
     said = moebench("figures", "--suite", "smoke")
     assert (said.status, said.out) == (0, "suite smoke lists no figures, and it reproduces no paper\n")
     assert moebench("figures", "--suite", "smoke", "--json").out == "[]\n"
+    said = moebench("figures", "--suite", "validation")
+    assert "no finished run of suite validation under runs/, and it reproduces no paper" in said.err
+    assert "narrow is not drawn: no finished run of the suite" in said.out
     assert list(in_folder.iterdir()) == []
 
 

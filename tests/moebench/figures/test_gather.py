@@ -123,6 +123,15 @@ def test_a_run_without_the_figures_cases_is_a_reason(fake, tmp_path):
     assert drawing.reason == "nothing reported has a place in it, and the run has no case of it"
 
 
+def test_cases_without_a_number_are_a_reason(fake, tmp_path):
+    """Which they are, and why."""
+    only = {"gate": ("switch",), "size": ("4x8",), "system": ("deepspeed",), "batch_size": ("64",)}
+    suite = suite_of(only=only)
+    drawing = drawing_of(suite, run_of(suite, tmp_path / "run", gates=("switch",), batch_sizes=(64,)))
+    assert drawing.points == ()
+    assert drawing.reason.endswith("no case of it has a number to judge by (out of memory)")
+
+
 def test_measured_ratios_lie_between_the_ends_of_both_intervals():
     """Without draws an interval is what both medians' intervals leave possible."""
     def row(system, value, low, high):
