@@ -6,8 +6,9 @@
     attention.py   four ways to run attention: tp, sp, cp, dp
     experts.py     three ways to run the experts: tp, ep-a2a, ep-ag
     layer.py       the layer put together from them
-    choice.py      which way for which number of choices
-    volumes.py     the paper's formulas of what is sent, Eqs 1 to 10
+    volumes.py     the paper's formulas of what is sent, Eqs 1 to 10, and which way for which number of choices
+    macro.py       the layer as one node with its operators listed; chain.py what is kept for the backward,
+                   chain_forward.py and chain_backward.py the lists
 
 The authors released no code; section numbers are those of the paper's third version.
 

@@ -44,10 +44,14 @@ def device_balance_loss(probs_TE: Tensor, experts_TK: Tensor, devices: int) -> T
         raise ValueError(f"{experts} experts can't be grouped on {devices} devices")
     if not tokens:
         return probs_TE.sum()
-    _, counts_E = assign_slots(experts_TK, experts)
-    shares_M = counts_E.view(devices, -1).sum(1).to(probs_TE.dtype) / experts_TK.numel()
     means_M = probs_TE.view(tokens, devices, -1).sum(2).mean(0)
-    return (shares_M * means_M).sum() * devices
+    return (device_shares(experts_TK, experts, devices, probs_TE.dtype) * means_M).sum() * devices
+
+
+def device_shares(experts_TK: Tensor, experts: int, devices: int, dtype: torch.dtype) -> Tensor:
+    """The share of the routes that goes to each device, [M]; zeros without routes."""
+    _, counts_E = assign_slots(experts_TK, experts)
+    return counts_E.view(devices, -1).sum(1).to(dtype) / max(experts_TK.numel(), 1)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,11 @@ from itertools import product
 import torch
 
 from moebench.kernels.collectives.start_wait import all_gather
+from moebench.program import BACKWARD
 from moebench.systems.megascale import attention, experts
+from moebench.systems.megascale.chain import KEPT, kept_elements
 from moebench.systems.megascale.layer import DecoderLayer
+from moebench.systems.megascale.macro import ListedLayer
 from moebench.systems.megascale.plain import plain_layer
 from moebench.systems.megascale.routing import device_balance_loss
 from moebench.systems.megascale.volumes import Sizes, printed, sent
@@ -22,6 +25,7 @@ SHAPES = {
     "shared": SHAPE,
     "normed": replace(SHAPE, shared_ffn=0, qk_norm=True, renormalises=False, top_k=1),
     "crowded": replace(SHAPE, top_k=2),  # every first choice is expert 0
+    "bare": replace(SHAPE, shared_ffn=0, renormalises=False),
 }
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -110,19 +114,36 @@ def sent_bytes(ops, row):
     return total
 
 
-def bytes_equal_the_formulas(group):
-    """What real ranks send in a forward, of rows; under balanced routing."""
+def balanced(ranks):
+    """Shape, sizes, weights and input under which every expert gets as many of each rank's tokens: no attention output,
+    one-hot rows, two logits each that stand out."""
     shape = DecoderShape(64, 8, 4, 8, 8, 8, 2)
-    sizes = Sizes(B, S, shape.d_model, group.size, shape.heads / shape.kv_heads, shape.top_k)
+    sizes = Sizes(B, S, shape.d_model, ranks, shape.heads / shape.kv_heads, shape.top_k)
     weights, x = random_weights(shape, seed=1), torch.zeros(S, B, shape.d_model)
     weights.norm2_D[:] = 1.0
-    # Token t has its own router logits, so that each expert gets as many of each rank's tokens: no attention, one-hots.
     for name in ("out_QD", "router_DE"):
         getattr(weights, name).zero_()
     for column in range(shape.experts):
         weights.router_DE[column, column], weights.router_DE[column, (column + 4) % 8] = 1.0, 0.9
     hot_SB = (torch.arange(S).unsqueeze(1) + 2 * torch.arange(B)) % 8  # every rank has each, however rows are dealt
     x.scatter_(2, hot_SB.unsqueeze(2), 1.0)
+    return shape, sizes, weights, x
+
+
+def waits_without_work(ops):
+    """Collectives of the backward that nothing runs beside: no operator between start and wait that takes time."""
+    found = []
+    for op in ops:
+        for start in op.waits_on if op.phase == BACKWARD else ():
+            between = [one for one in ops[start + 1 : op.index] if one.bytes and one.kind not in ("collective", "wait")]
+            if not between:
+                found.append(f"{ops[start].name} of {ops[start].shapes[0]}")
+    return found
+
+
+def bytes_equal_the_formulas(group):
+    """What real ranks send in a forward, of rows; under balanced routing."""
+    shape, sizes, weights, x = balanced(group.size)
     wrong = []
     for by in product(attention.STRATEGIES, experts.STRATEGIES):
         layer = DecoderLayer(shape, S, B, group, *by)
@@ -142,7 +163,63 @@ def bytes_equal_the_formulas(group):
     return wrong
 
 
+def the_listed_layer_equals_the_definition(group):
+    """Whatever is kept, with a shared expert and without, and crowded."""
+    wrong = []
+    for name, keep in product(("shared", "crowded", "bare"), KEPT):
+        shape, weights, x, upstream = whole(name)
+        layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64)
+        layer.load(weights)
+        y, x_grad, w_grads, _ = expected(name, 0, group.size, group.size)
+        own = layer.own_rows(x).requires_grad_()
+        ours, aux = layer(own)
+        torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
+        wrong += compared(f"{name} {keep} y", ours.detach(), layer.own_rows(y))
+        wrong += compared(f"{name} {keep} dx", own.grad, layer.own_rows(x_grad))
+        found = gradients_of_all(layer)
+        for weight, wanted in w_grads.items():
+            wrong += compared(f"{name} {keep} {weight}", found[weight], wanted)
+    return wrong
+
+
+def kept_tensors_are_those_of_fig_9(group):
+    """What autograd is given to keep, element by element: the two formulas, and what is listed besides; the selective
+    choice has the same gradients to the bit, for one all-gather and one all-to-all more."""
+    shape, sizes, weights, x = balanced(group.size)
+    tokens, heads, ranks = S * B // group.size, shape.heads // group.size, group.size
+    besides = 2 * tokens + B * heads * S + tokens * (shape.experts + shape.top_k) + ranks
+    besides += S * B * shape.top_k + shape.experts // ranks + tokens * shape.top_k
+    wrong, gradients, sent_back = [], {}, {}
+    for keep in KEPT:
+        layer = ListedLayer(shape, S, B, group, keep)
+        layer.load(weights)
+        own, kept = layer.own_rows(x).requires_grad_(), []
+        upstream = [layer.own_rows(torch.sin(torch.arange(x.numel()).float()).view(x.shape)), torch.ones(())]
+        with Recorder([*layer.weights.values(), own, *upstream]) as recorder:
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
+                y, aux = layer(own)
+            torch.autograd.backward([y, aux], upstream)
+        held = {weight.data_ptr() for weight in layer.weights.values()}
+        found = sum(one.numel() for one in kept if one.data_ptr() not in held) - besides
+        found += y.numel() if keep == "all" else 0
+        if found != kept_elements(sizes, shape.d_ffn / shape.d_model, keep):
+            wrong.append(f"{keep}: {found} elements, not {kept_elements(sizes, shape.d_ffn / shape.d_model, keep)}")
+        sent_back[keep] = sent_bytes([op for op in recorder.ops if op.phase == BACKWARD], 8)
+        wrong += [f"{keep}: {alone}" for alone in waits_without_work(recorder.ops) if keep == "selective"]
+        gradients[keep] = [own.grad, *(weight.grad for weight in layer.weights.values())]
+    if not all(torch.equal(*both) for both in zip(*gradients.values())):
+        wrong.append("the gradients differ")
+    again = 4 * (sent(sizes, "experts-tp") / 2 + sizes.elements / ranks * sizes.others)
+    if sent_back["selective"] - sent_back["all"] != again:
+        wrong.append(f"{sent_back} bytes, not {again} more")
+    return wrong
+
+
 def all_checks(group):
     """Every check of one world, by name; one start of the ranks serves them all."""
-    found = {f"strategies {name}": strategies_equal_the_definition(group, name) for name in SHAPES}
-    return found | {"bytes": bytes_equal_the_formulas(group)}
+    names = ("shared", "normed", "crowded")
+    found = {f"strategies {name}": strategies_equal_the_definition(group, name) for name in names}
+    found["bytes"] = bytes_equal_the_formulas(group)
+    found["listed"] = the_listed_layer_equals_the_definition(group)
+    found["kept"] = kept_tensors_are_those_of_fig_9(group)
+    return found

@@ -1,14 +1,18 @@
 """The decoder layer where no ranks are needed: refusals, a meta trace, rows of experts."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from moebench.kernels.collectives.group import described_group
 from moebench.systems.megascale import attention, experts
+from moebench.systems.megascale.chain import KEPT, kept_elements
 from moebench.systems.megascale.layer import DecoderLayer
+from moebench.systems.megascale.macro import ListedLayer
 from moebench.systems.megascale.routing import device_balance_loss, rows_of
+from moebench.systems.megascale.volumes import Sizes
 from moebench.systems.megascale.weights import random_weights
 from moebench.trace.recorder import record_step
 from moebench.workloads.errors import InputError
@@ -38,13 +42,16 @@ def test_what_has_no_meaning_is_refused(change, by, says):
             DecoderLayer(SHAPE, sequence, batch, described_group(4), how)
 
 
-@pytest.mark.parametrize("attention_by", attention.STRATEGIES)
-@pytest.mark.parametrize("experts_by", experts.STRATEGIES)
-def test_a_trace_is_the_real_step(attention_by, experts_by):
+LISTED = [(ListedLayer, keep) for keep in KEPT]
+STRATEGIES = [(DecoderLayer, *by) for by in product(attention.STRATEGIES, experts.STRATEGIES)]
+
+
+@pytest.mark.parametrize("made", STRATEGIES + LISTED, ids=lambda made: "+".join(made[1:]))
+def test_a_trace_is_the_real_step(made):
     """The same operators on the same shapes on CPU and meta tensors, each in a region, forward and backward."""
-    programs = []
+    programs, (kind, *by) = [], made
     for device in ("cpu", "meta"):
-        layer = DecoderLayer(SHAPE, 8, 2, described_group(1), attention_by, experts_by, device)
+        layer = kind(SHAPE, 8, 2, described_group(1), *by, device)
         if device == "cpu":
             layer.load(random_weights(SHAPE))
         x = torch.ones(8, 2, SHAPE.d_model, device=device, requires_grad=True)
@@ -78,3 +85,28 @@ def test_the_balance_loss_is_1_at_balance():
     assert device_balance_loss(probs[:0], even[:0], 2).item() == 0
     with pytest.raises(ValueError, match="4 experts can't be grouped on 3 devices"):
         device_balance_loss(probs, even, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "of_all", "of_selective"),
+    [((4096, 4, 3, 14336), 66.75, 25.5), ((6144, 6, 2, 16384), 48.83, 15.0), ((6400, 10, 1, 18304), 39.08, 9.92)],
+)
+def test_fig_9_adds_up_to_the_printed_formulas(model, of_all, of_selective):
+    """(2n + 2k + 3kf + 12 + 5/m) and (2kf + 4 + 2/m) times b s h / n, and the coefficients of three models."""
+    d_model, ratio, top_k, d_ffn = model
+    sizes, f = Sizes(1, 8192, d_model, 8, ratio, top_k), d_ffn / d_model
+    unit = sizes.elements / 8
+    assert kept_elements(sizes, f, "all") / unit == pytest.approx(2 * 8 + 2 * top_k + 3 * top_k * f + 12 + 5 / ratio)
+    assert kept_elements(sizes, f, "selective") / unit == pytest.approx(2 * top_k * f + 4 + 2 / ratio)
+    assert kept_elements(sizes, f, "all") / unit == pytest.approx(of_all, abs=0.01)
+    assert kept_elements(sizes, f, "selective") / unit == pytest.approx(of_selective, abs=0.01)
+
+
+def test_what_the_listed_layer_has_not_is_refused():
+    """Norms of heads, and another choice of what to keep."""
+    with pytest.raises(InputError, match="qk_norm: the listed layer has no norms of heads"):
+        ListedLayer(replace(SHAPE, qk_norm=True), 8, 4, described_group(1))
+    with pytest.raises(InputError, match="unknown tensors to keep 'none'"):
+        ListedLayer(SHAPE, 8, 4, described_group(1), "none")
+    with pytest.raises(ValueError, match="keep is 'some'; choose one of all, selective"):
+        kept_elements(Sizes(1, 1, 1, 1, 1, 1), 1, "some")

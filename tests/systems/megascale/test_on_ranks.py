@@ -6,7 +6,7 @@ import pytest
 
 from moebench.ranks import run_ranks
 
-CHECKS = ("strategies shared", "strategies normed", "strategies crowded", "bytes")
+CHECKS = ("strategies shared", "strategies normed", "strategies crowded", "bytes", "listed", "kept")
 
 
 @cache

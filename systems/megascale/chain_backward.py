@@ -1,0 +1,253 @@
+"""The backward as a list of operators (Fig 8b is its beginning): what was not kept is made again where its time hides
+behind a collective, and each collective runs beside products that do not need it.
+
+`g_x` is the gradient of x. Every operator reads what the ones before left and lets go what nobody reads any more.
+"""
+
+import torch
+from torch import Tensor
+
+from moebench.kernels.activation import activate
+from moebench.kernels.collectives.start_wait import start_all_gather, start_all_to_all, start_reduce_scatter
+from moebench.kernels.grouped_gemm import grouped_gemm, grouped_gemm_dw
+from moebench.kernels.permute import permute, unpermute
+from moebench.kernels.rms_norm import rms_norm_backward
+from moebench.systems.megascale.attention import merge_heads, pack_heads
+from moebench.systems.megascale.chain import Operator, State
+from moebench.systems.megascale.chain_forward import (
+    by_head,
+    gate_products,
+    heads_of,
+    norm1,
+    norm2,
+    scatter,
+    start_attn,
+    start_tokens,
+    turned,
+)
+
+_activation_backward = torch.ops.moebench.activation_backward
+
+
+def start_g_results(s: State) -> None:
+    """Every rank gets the gradients of all tokens' results."""
+    s.flights["g_fc2_out_rs"] = start_all_gather(s["g_next_hidden"], s.group)
+
+
+def again_norm2(s: State) -> None:
+    """ln2_out, if it was not kept."""
+    if "ln2_out" not in s:
+        norm2(s)
+
+
+def again_tokens(s: State) -> None:
+    """The second all-gather of the tokens, which the products of fc2's backward hide, if they were not kept."""
+    if "ln2_out_ag" not in s:
+        start_tokens(s)
+
+
+def again_gate_products(s: State) -> None:
+    """fc2_in, if it was not kept."""
+    if "fc2_in" not in s:
+        gate_products(s)
+
+
+def g_scatter(s: State) -> None:
+    """g_fc2_out: the gradient of each row's token."""
+    s["g_fc2_out_rs"] = s.land("g_fc2_out_rs")
+    s["g_fc2_out"] = permute(s["g_fc2_out_rs"], s["rows_WK"], s.rows, zero_unused=False)
+
+
+def g_last_product(s: State) -> None:
+    """g_fc2_in and the gradient of w2."""
+    s["g_fc2_in"] = grouped_gemm(s["g_fc2_out"], s["ends_L"], s.weights["w2_EFD"].transpose(1, 2))
+    s["d_w2_EFD"] = grouped_gemm_dw(s["fc2_in"], s["ends_L"], s["g_fc2_out"])
+    s.drop("g_fc2_out", "fc2_in", "fc2_out", "fc2_out_rs", "ffn_out")
+
+
+def g_gate_products(s: State) -> None:
+    """g_fc1_out, g_fc3_out and the gradient of the rows' weights."""
+    found = _activation_backward(s["g_fc2_in"], s["fc1_out"], s["fc3_out"], s["weights_N"], "swiglu")
+    s["g_fc1_out"], s["g_fc3_out"], s["g_weights_N"] = found
+    s.drop("g_fc2_in", "fc1_out", "fc3_out")
+
+
+def g_shared(s: State) -> None:
+    """The shared expert: what it adds to the tokens' gradient, and the gradient of its last product."""
+    if "shared1_out" in s:
+        h_WF = activate(s["shared1_out"], "swiglu", s["shared3_out"])
+        s["d_shared2_FD"] = torch.mm(h_WF.t(), s["g_fc2_out_rs"])
+        g_h_WF = torch.mm(s["g_fc2_out_rs"], s.weights["shared2_FD"].t())
+        s["g_shared1"], s["g_shared3"], _ = _activation_backward(
+            g_h_WF, s["shared1_out"], s["shared3_out"], None, "swiglu"
+        )
+        g_WD = torch.mm(s["g_shared1"], s.weights["shared1_DF"].t())
+        s["g_shared"] = torch.addmm(g_WD, s["g_shared3"], s.weights["shared3_DF"].t())
+    s.drop("g_fc2_out_rs", "shared1_out", "shared3_out")
+
+
+def g_products(s: State) -> None:
+    """g_ffn_in, summed at its tokens, and with a shared expert the part of that."""
+    g_ND = grouped_gemm(s["g_fc1_out"], s["ends_L"], s.weights["w1_EDF"].transpose(1, 2))
+    g_ND = g_ND + grouped_gemm(s["g_fc3_out"], s["ends_L"], s.weights["w3_EDF"].transpose(1, 2))
+    g_WD = unpermute(g_ND, s["rows_WK"])
+    s["g_ln2_out_ag"] = g_WD + s["g_shared"] if "g_shared" in s else g_WD
+    s.drop("g_shared")
+
+
+def start_g_tokens(s: State) -> None:
+    """Gradients of tokens and of routes' weights to the ranks that they came from."""
+    s.flights["g_ln2_out"] = start_reduce_scatter(s["g_ln2_out_ag"], s.group)
+    places = s["rows_WK"].masked_fill(s["rows_WK"] < 0, s.rows)
+    padded = torch.cat([s["g_weights_N"], s["g_weights_N"].new_zeros(1)])
+    g_weights_WK = padded.index_select(0, places.reshape(-1)).view(places.shape)
+    s.flights["g_weights_TK"] = start_reduce_scatter(g_weights_WK, s.group)
+    s.drop("g_weights_N")
+
+
+def land_tokens_again(s: State) -> None:
+    """ln2_out_ag, if it was not kept."""
+    if "ln2_out_ag" in s.flights:
+        s["ln2_out_ag"] = s.land("ln2_out_ag")
+
+
+def again_scatter(s: State) -> None:
+    """ffn_in, if it was not kept."""
+    if "ffn_in" not in s:
+        scatter(s)
+
+
+def d_products(s: State) -> None:
+    """The gradients of w1 and w3, which the reduce-scatter runs beside."""
+    s["d_w1_EDF"] = grouped_gemm_dw(s["ffn_in"], s["ends_L"], s["g_fc1_out"])
+    s["d_w3_EDF"] = grouped_gemm_dw(s["ffn_in"], s["ends_L"], s["g_fc3_out"])
+    s.drop("ffn_in", "g_fc1_out", "g_fc3_out")
+
+
+def d_shared(s: State) -> None:
+    """The gradients of the shared expert's first products."""
+    if "g_shared1" in s:
+        s["d_shared1_DF"] = torch.mm(s["ln2_out_ag"].t(), s["g_shared1"])
+        s["d_shared3_DF"] = torch.mm(s["ln2_out_ag"].t(), s["g_shared3"])
+    s.drop("g_shared1", "g_shared3", "ln2_out_ag", "g_ln2_out_ag")
+
+
+def again_attn(s: State) -> None:
+    """The second all-to-all of attention's output, which the norm's and the router's backward run beside."""
+    if "attn_a2a" not in s:
+        start_attn(s)
+
+
+def g_choose(s: State) -> None:
+    """The router, from the routes' weights and from the balance loss."""
+    tokens = len(s["probs_TE"])
+    share_E = s["shares_M"].repeat_interleave(s.shape.experts // len(s["shares_M"]))
+    g_probs_TE = None
+    if tokens:
+        g_probs_TE = (s["g_aux"] * len(s["shares_M"]) / tokens * share_E).expand(tokens, -1)
+    g_logits_TE = torch.ops.moebench.topk_gate_backward(
+        g_probs_TE, s.land("g_weights_TK"), s["probs_TE"], s["experts_TK"], s.shape.renormalises
+    )
+    wide, router_DE = g_logits_TE.dtype, s.weights["router_DE"]
+    s["d_router_DE"] = torch.mm(s["ln2_out"].to(wide).t(), g_logits_TE).to(router_DE.dtype)
+    s["g_routed"] = torch.mm(g_logits_TE, router_DE.to(wide).t()).to(s["ln2_out"].dtype)
+
+
+def g_norm2(s: State) -> None:
+    """g_ln2_in, with the residual's."""
+    g_TD = s.land("g_ln2_out") + s["g_routed"]
+    g_TD, s["d_norm2_D"] = rms_norm_backward(g_TD, s["ln2_in"], s.weights["norm2_D"], s["inverse2"])
+    s["g_ln2_in"] = g_TD + s["g_next_hidden"]
+    s.drop("ln2_out", "ln2_in", "g_routed", "g_next_hidden", "attn_out")
+
+
+def g_out(s: State) -> None:
+    """g_attn_a2a on its way to the heads' ranks."""
+    g_TQ = torch.mm(s["g_ln2_in"], s.weights["out_QD"].t())
+    s["packed"] = pack_heads((g_TQ.unflatten(0, (-1, s.batch)),), s.group.size)
+
+
+def start_g_attn(s: State) -> None:
+    """Rows of this rank to the ranks of their heads."""
+    s.flights["g_attn"] = start_all_to_all(s["packed"], s.group)
+    s.drop("packed")
+
+
+def d_out(s: State) -> None:
+    """The gradient of the output projection, meanwhile."""
+    if "attn_a2a" in s.flights:
+        s["attn_a2a"] = merge_heads(s.land("attn_a2a"), s.group.size).flatten(0, 1)
+    s["d_out_QD"] = torch.mm(s["attn_a2a"].t(), s["g_ln2_in"])
+    s.drop("attn_a2a")
+
+
+def g_attend(s: State) -> None:
+    """Attention's backward."""
+    inputs = heads_of(s, s["qkv_a2a"])
+    grads = torch.ops.moebench.attention_backward(
+        by_head(s, s.land("g_attn")), *inputs, by_head(s, s["attn"]), s["lse"], True, s.shape.head_size**-0.5
+    )
+    s["g_qkv_a2a"] = torch.cat([one.permute(2, 0, 1, 3).flatten(2) for one in grads], 2)
+    s.drop("qkv_a2a", "attn")
+
+
+def start_g_qkv(s: State) -> None:
+    """Gradients of heads back to the rows' ranks."""
+    s.flights["g_qkv"] = start_all_to_all(s["g_qkv_a2a"], s.group)
+    s.drop("g_qkv_a2a")
+
+
+def again_norm1(s: State) -> None:
+    """ln1_out, if it was not kept, while the gradients travel."""
+    if "ln1_out" not in s:
+        norm1(s)
+
+
+def g_turn(s: State) -> None:
+    """q and k turned back."""
+    parts = s.land("g_qkv").split(s.columns, 2)
+    q, k, v = (merge_heads(one, s.group.size).flatten(0, 1) for one in parts)
+    s["g_qkv"] = torch.cat([turned(s, q, True), turned(s, k, True), v], 1)
+
+
+def g_project(s: State) -> None:
+    """The projection."""
+    s["g_ln1_out"] = torch.mm(s["g_qkv"], s.weights["qkv_DC"].t())
+    s["d_qkv_DC"] = torch.mm(s["ln1_out"].t(), s["g_qkv"])
+    s.drop("g_qkv", "ln1_out")
+
+
+def g_norm1(s: State) -> None:
+    """g_hidden, with the residual's."""
+    g_TD, s["d_norm1_D"] = rms_norm_backward(s["g_ln1_out"], s["hidden"], s.weights["norm1_D"], s["inverse1"])
+    s["g_hidden"] = g_TD + s["g_ln2_in"]
+
+
+def gradient_of(s: State, weight: str) -> Tensor:
+    """What the list left for a weight."""
+    return s[f"d_{weight}"]
+
+
+BACKWARD: list[Operator] = [
+    ("exchange", start_g_results),
+    ("dense", again_norm2),
+    ("exchange", again_tokens),
+    ("experts", again_gate_products),
+    ("dispatch", g_scatter),
+    *(("experts", one) for one in (g_last_product, g_gate_products)),
+    ("dense", g_shared),
+    ("experts", g_products),
+    ("exchange", start_g_tokens),
+    ("exchange", land_tokens_again),
+    ("dispatch", again_scatter),
+    ("experts", d_products),
+    ("dense", d_shared),
+    ("exchange", again_attn),
+    ("gate", g_choose),
+    ("dense", g_norm2),
+    ("attention", g_out),
+    ("exchange", start_g_attn),
+    *(("attention", one) for one in (d_out, g_attend)),
+    ("exchange", start_g_qkv),
+    *(("attention", one) for one in (again_norm1, g_turn, g_project, g_norm1)),
+]

@@ -1,0 +1,86 @@
+"""The layer as one autograd node whose forward and backward are the lists of chain_forward.py and chain_backward.py
+(section 4.2): MegaScale's macro module, under attention `sp` and experts `ep-ag`.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.region import region
+from moebench.systems.megascale.chain import BESIDES, KEPT, State, run
+from moebench.systems.megascale.chain_backward import BACKWARD, gradient_of
+from moebench.systems.megascale.chain_forward import FORWARD
+from moebench.systems.megascale.layer import DecoderLayer
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.models.decoder import DecoderShape
+
+
+class ListedLayer(DecoderLayer):
+    """`DecoderLayer` under `sp` and `ep-ag`, with its operators listed.
+
+    Args:
+        keep: `all` tensors of Fig 9 or the `selective` ones; the gradients are the same.
+
+    Raises:
+        InputError: as `DecoderLayer`; another `keep`; norms of heads, which the lists have not.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        sequence: int,
+        batch: int,
+        group: Group,
+        keep: str = "selective",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if keep not in KEPT:
+            raise one_of("tensors to keep", keep, KEPT)
+        if shape.qk_norm:
+            raise InputError("qk_norm: the listed layer has no norms of heads; DecoderLayer has")
+        super().__init__(shape, sequence, batch, group, "sp", "ep-ag", device, dtype)
+        self.keep = keep
+
+    def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.forward`."""
+        names, weights = list(self.weights.keys()), list(self.weights.values())
+        with region("dense"):
+            x_TD = x_SBD.flatten(0, 1)
+            y_TD, aux = _Listed.apply(self, names, x_SBD.shape[1], x_TD, *weights)
+            return y_TD.view(x_SBD.shape), aux
+
+
+class _Listed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, layer, names, batch, x_TD, *weights):
+        state = _state(layer, names, batch, weights)
+        state["hidden"] = x_TD
+        run(FORWARD, state)
+        with region("gate"):
+            devices, probs_TE = layer.group.size, state["probs_TE"]
+            means_M = probs_TE.view(len(probs_TE), devices, -1).sum(2).sum(0) / max(len(probs_TE), 1)
+            aux = (state["shares_M"] * means_M).sum() * devices
+        ctx.kept = [name for name in (*KEPT[layer.keep], *BESIDES) if name in state]
+        ctx.layer, ctx.names, ctx.batch, ctx.rows = layer, names, batch, state.rows
+        ctx.save_for_backward(*weights, *(state[name] for name in ctx.kept))
+        return state["next_hidden"], aux
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g_y_TD, g_aux):
+        count = len(ctx.names)
+        saved = ctx.saved_tensors
+        state = _state(ctx.layer, ctx.names, ctx.batch, saved[:count])
+        state.tensors |= dict(zip(ctx.kept, saved[count:], strict=True))
+        state.rows = ctx.rows
+        with region("exchange"):
+            state["g_next_hidden"], state["g_aux"] = g_y_TD.contiguous(), g_aux
+        run(BACKWARD, state)
+        return None, None, None, state["g_hidden"], *(gradient_of(state, name) for name in ctx.names)
+
+
+def _state(layer: ListedLayer, names: list[str], batch: int, weights: tuple[Tensor, ...]) -> State:
+    held = dict(zip(names, (weight.detach() for weight in weights), strict=True))
+    return State(layer.shape, layer.group, held, layer.attention.cos, layer.attention.sin, batch)
