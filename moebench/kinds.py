@@ -28,6 +28,8 @@ class Kind:
             A kind that no clock times has neither this nor the three before it.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
         view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
+        plans_by_machine: whether what a system runs may depend on the machine that it runs on.
+        drawn: metrics beside the time whose draws are kept, since claims divide them draw by draw.
     """
 
     cases: str
@@ -40,6 +42,8 @@ class Kind:
     refusal: str = ""
     step: str = ""
     finish: str = ""
+    plans_by_machine: bool = False
+    drawn: tuple[str, ...] = ()
 
 
 KINDS = {
@@ -86,6 +90,20 @@ KINDS = {
         check="correctness:check_rules",
         obtain="claims.gate_query:obtain",
         view="report.gate_view:experiment_view",
+    ),
+    "model": Kind(
+        cases="plan_models:cases",
+        names="plan_models:names",
+        check_key="plan_models:check_key",
+        check="check_models:check",
+        programs="trace.model:programs_of",
+        refusal="plan_models:refusal",
+        step="local.model_step:model_step",
+        finish="model_rows:finish",
+        obtain="claims.model_query:obtain",
+        view="report.model_view:experiment_view",
+        plans_by_machine=True,
+        drawn=("exposed_communication",),
     ),
 }
 

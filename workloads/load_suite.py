@@ -15,6 +15,7 @@ from moebench.workloads.kernel import OPERATIONS, KernelWorkload, combined
 from moebench.workloads.layer import GateSpec, RoutingSpec
 from moebench.workloads.load_figures import figures_of
 from moebench.workloads.load_model import with_models
+from moebench.workloads.model import shape_of
 from moebench.workloads.places import SUITES, find, names
 from moebench.workloads.schema import check_data, parse_file
 from moebench.workloads.suite import (
@@ -25,6 +26,8 @@ from moebench.workloads.suite import (
     KernelGrid,
     LayerExperiment,
     LayerShape,
+    ModelExperiment,
+    ModelReading,
     Suite,
 )
 from moebench.workloads.suite_schema import (
@@ -34,6 +37,7 @@ from moebench.workloads.suite_schema import (
     KernelGridFile,
     LayerExperimentFile,
     LayerFile,
+    ModelExperimentFile,
     SuiteFile,
 )
 from moebench.workloads.toml_file import Key, TomlFile, dotted, read_toml
@@ -91,7 +95,7 @@ def check_suite(suite: Suite, where: str) -> None:
         if isinstance(experiment, KernelExperiment):
             for grid in experiment.kernels:
                 check_grid(grid, partial(_below, place))
-        elif isinstance(experiment, LayerExperiment | GateExperiment):
+        elif isinstance(experiment, LayerExperiment | GateExperiment | ModelExperiment):
             trained = experiment.in_training.values() if isinstance(experiment, GateExperiment) else ()
             for gate in (*experiment.gates, *trained):
                 gate_spec(gate.label, place)
@@ -102,7 +106,7 @@ def to_file(suite: Suite) -> dict[str, Any]:
     data = json.loads(json.dumps(asdict(suite)))
     del data["name"], data["source_path"]
     for experiment, loaded in zip(data["experiments"], suite.experiments):
-        if isinstance(loaded, LayerExperiment | GateExperiment):
+        if isinstance(loaded, LayerExperiment | GateExperiment | ModelExperiment):
             experiment["gates"] = [gate.label for gate in loaded.gates]
         if isinstance(loaded, GateExperiment):
             del experiment["in_training"]
@@ -177,7 +181,9 @@ def _check_shapes(grid: KernelGrid, where: Where) -> None:
 
 
 def _experiment(
-    model: LayerExperimentFile | KernelExperimentFile | ExchangeExperimentFile | GateExperimentFile,
+    model: (
+        LayerExperimentFile | KernelExperimentFile | ExchangeExperimentFile | GateExperimentFile | ModelExperimentFile
+    ),
     file: TomlFile,
     index: int,
 ) -> AnyExperiment:
@@ -187,6 +193,8 @@ def _experiment(
         return _exchange_experiment(model, file, index)
     if isinstance(model, GateExperimentFile):
         return _gate_experiment(model, file, index)
+    if isinstance(model, ModelExperimentFile):
+        return _model_experiment(model, file, index)
     return _layer_experiment(model, file, index)
 
 
@@ -241,6 +249,36 @@ def _gate_experiment(model: GateExperimentFile, file: TomlFile, index: int) -> G
         dtype=model.dtype,
         training=training,
         in_training={gate_spec(label).label: gate_spec(own, where) for label, own in in_training.items()},
+    )
+
+
+def _model_experiment(model: ModelExperimentFile, file: TomlFile, index: int) -> ModelExperiment:
+    table: list[Key] = ["experiments", index]
+    gates = _gates(model.gates, file.where([*table, "gates"]))
+    for name in model.models:
+        try:
+            shape_of(name, gates[0], 1, 1)
+        except InputError as error:
+            raise InputError(f"{file.where([*table, 'models'])}: {error}") from None
+    readings = (
+        ModelReading(one.name, {key: tuple(own) for key, own in one.batches.items()}, dict(one.dtypes))
+        for one in model.readings
+    )
+    return ModelExperiment(
+        name=model.name,
+        title=model.title,
+        question=model.question,
+        metric=model.metric,
+        sizes=tuple(model.sizes),
+        node_types=tuple(model.node_types),
+        figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
+        not_published=tuple(model.not_published),
+        caveats=tuple(model.caveats),
+        systems=tuple(dict.fromkeys(model.systems)),
+        models=tuple(dict.fromkeys(model.models)),
+        gates=gates,
+        readings=tuple(readings),
+        clusters=dict(model.clusters),
     )
 
 

@@ -160,7 +160,39 @@ class GateExperiment(Experiment):
     kind: str = "gate"
 
 
-AnyExperiment = LayerExperiment | KernelExperiment | ExchangeExperiment | GateExperiment
+@dataclass(frozen=True)
+class ModelReading:
+    """One way to read what a paper trained on each node type.
+
+    Attributes:
+        batches: node type -> sequences of a rank, one for each model of the experiment in its order.
+        dtypes: node type -> `fp32` or `tf32`.
+    """
+
+    name: str
+    batches: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelExperiment(Experiment):
+    """Training steps of whole models.
+
+    Attributes:
+        node_types: all of them are the paper's own, none is an assumption.
+        readings: the first is the default, the others are swept as assumptions.
+        clusters: what the paper calls a node type.
+    """
+
+    systems: tuple[str, ...]
+    models: tuple[str, ...]
+    gates: tuple[GateSpec, ...]
+    readings: tuple[ModelReading, ...]
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "model"
+
+
+AnyExperiment = LayerExperiment | KernelExperiment | ExchangeExperiment | GateExperiment | ModelExperiment
 
 
 @dataclass(frozen=True)

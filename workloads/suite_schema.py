@@ -17,6 +17,7 @@ from moebench.workloads.experts import experts_for
 from moebench.workloads.figure_schema import PaperFigureFile
 from moebench.workloads.kernel import DIRECTIONS, OPERATIONS
 from moebench.workloads.layer import ACTIVATIONS, DTYPES, ROUTINGS
+from moebench.workloads.model import MODEL_DTYPES
 from moebench.workloads.schema import (
     KINDS,
     SIZE,
@@ -39,10 +40,15 @@ METRICS = ("step_time",)  # what an experiment of layers compares
 KERNEL_METRICS = ("kernel_time",)
 EXCHANGE_METRICS = ("collective_time",)
 GATE_METRICS = ("supported",)
+MODEL_METRICS = (
+    *("step_time", "exposed_communication", "alltoall_share_of_step"),
+    *("optimisation_time", "prediction_error"),
+)
 GIVEN_LOGITS = ("iid", "exact", "zipf")
 FIGURE_KINDS = ("speedup", "breakdown")  # speedup against batch size, a panel a gate; steps by region, one a size
 KERNEL_FIGURE_KINDS = ("kernel-speedup",)  # speedup by shape, a panel a direction
 EXCHANGE_FIGURE_KINDS = ("condition-map",)  # speedup by payload and topology
+MODEL_FIGURE_KINDS = ("model-speedup",)  # speedup by size, a panel a model and node type
 ONE_DEVICE = "1x1"
 
 
@@ -297,6 +303,66 @@ class GateExperimentFile(Strict):
         return self
 
 
+class ModelReadingFile(Strict):
+    """What was trained on each node type: sequences of a rank, one for each model, and the precision."""
+
+    name: Name
+    batches: dict[Name, list[Annotated[int, Field(ge=1, le=2**20)]]]
+    dtypes: dict[Name, Annotated[str, choice("dtype", MODEL_DTYPES)]] = Field(default_factory=dict)
+
+
+class ModelFigureFile(Strict):
+    """How many times faster than the baseline each system is, by the number of GPUs."""
+
+    kind: Annotated[str, choice("figure", MODEL_FIGURE_KINDS)]
+    baseline: SystemName
+
+
+class ModelExperimentFile(Strict):
+    """Training steps of whole models; the first reading is the default."""
+
+    kind: Literal["model"]
+    name: Name
+    title: Text
+    question: Text
+    metric: Annotated[str, choice("metric", MODEL_METRICS)]
+    systems: Annotated[list[SystemName], Field(min_length=1)]
+    models: Annotated[list[SystemName], Field(min_length=1)]
+    gates: Annotated[list[GateLabel], Field(min_length=1)]
+    sizes: Annotated[list[Size], Field(min_length=1)]
+    node_types: Annotated[list[Name], Field(min_length=1)]
+    readings: Annotated[list[ModelReadingFile], Field(min_length=1)]
+    clusters: dict[Name, Name] = Field(default_factory=dict)
+    figure: ModelFigureFile | None = None
+    not_published: list[Text] = Field(default_factory=list)
+    caveats: list[Text] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _readings_fit(self) -> Self:
+        for reading in self.readings:
+            for node_type in self.node_types:
+                given = reading.batches.get(node_type, [])
+                if len(given) != len(self.models):
+                    text = f"reading {reading.name}: batches.{node_type} has {len(given)} of {len(self.models)} numbers"
+                    raise PydanticCustomError("batches", "{text}", {"text": text})
+            for node_type in (*reading.batches, *reading.dtypes):
+                if node_type not in self.node_types:
+                    text = str(one_of(f"node type of reading {reading.name}", node_type, self.node_types))
+                    raise PydanticCustomError("node_type", "{text}", {"text": text})
+        for node_type in self.clusters.values():
+            if node_type not in self.node_types:
+                text = str(one_of("node type of clusters", node_type, self.node_types))
+                raise PydanticCustomError("node_type", "{text}", {"text": text})
+        return self
+
+    @model_validator(mode="after")
+    def _compares_its_own_systems(self) -> Self:
+        if self.figure is not None and self.figure.baseline not in self.systems:
+            text = str(one_of("baseline", self.figure.baseline, self.systems, "figure"))
+            raise PydanticCustomError("baseline", "{text}", {"text": text})
+        return self
+
+
 def _kind_of(experiment: Any) -> str | None:
     kind = experiment.get("kind", KINDS[0]) if isinstance(experiment, Mapping) else KINDS[0]
     return kind if isinstance(kind, str) else None
@@ -306,7 +372,8 @@ ExperimentFile = Annotated[
     Annotated[LayerExperimentFile, Tag("layer")]
     | Annotated[KernelExperimentFile, Tag("kernel")]
     | Annotated[ExchangeExperimentFile, Tag("exchange")]
-    | Annotated[GateExperimentFile, Tag("gate")],
+    | Annotated[GateExperimentFile, Tag("gate")]
+    | Annotated[ModelExperimentFile, Tag("model")],
     Discriminator(_kind_of),
 ]
 

@@ -1,7 +1,8 @@
 """What every kind of workload says of itself, so that cases are named, listed and compared without knowing the kind.
 
 A kind is a dataclass with these members: one training step of a layer (layer.py), one call of a kernel
-(kernel.py), one exchange between ranks (exchange.py), a routing rule by itself (gate.py).
+(kernel.py), one exchange between ranks (exchange.py), a routing rule by itself (gate.py), one training step of a whole
+model (model.py).
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ class Workload(Protocol):
     """What a case computes.
 
     Attributes:
-        kind: which kind it is: `layer`, `kernel`, `exchange`, `gate`.
+        kind: which kind it is: `layer`, `kernel`, `exchange`, `gate`, `model`.
         metric: what its cases are about, in rows: a time, `step_time`, `kernel_time`, `collective_time`, or where
             nothing is timed whether it is `supported`.
         unit_of_work: what takes that time, in a sentence: `step`, `call`, `exchange`; `gate`.

@@ -13,7 +13,11 @@ from moebench.results.store import RunFolder
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
-METRICS = (*SUBJECTS, "time_if", "time_if_both", "device_bytes", "flops", "launches")
+METRICS = (
+    *(*SUBJECTS, "time_if", "time_if_both", "device_bytes", "flops", "launches"),
+    *("exposed_communication", "alltoall_over_expert_time", "alltoall_share_of_step"),
+    *("prediction_error", "optimisation_time", "best_partition_count"),
+)
 
 _READ: "WeakKeyDictionary[RunFolder, tuple[tuple[int, int] | None, Evidence]]" = WeakKeyDictionary()
 

@@ -14,6 +14,7 @@ KIND_COLUMNS = (
     ("op", "shape", "direction", "tokens"),
     ("payload_bytes",),
     ("gate", "tokens", "experts", "top_k"),
+    ("model", "gate", "batch_size"),
 )
 TIMES = ("step_time", "kernel_time", "collective_time")
 SUPPORTED = "supported"  # 1 where a system keeps a rule
@@ -52,6 +53,7 @@ class Row:
     metric: str
     unit: str
     value: float | None
+    model: str | None = None
     gate: str | None = None
     batch_size: int | None = None
     input_gradient: bool | None = None

@@ -31,7 +31,10 @@ _LONGEST_REASON = 300
 
 
 def trace_key(case: Case, topology: Topology) -> str:
-    """16 hex digits over everything that the recorded program depends on; hardware is not among it."""
+    """16 hex digits over everything that the recorded program depends on.
+
+    Hardware is not among it, but for kinds whose systems may plan by it.
+    """
     parts = {
         "system": case.system,
         "workload": fields_of(case.workload),
@@ -40,6 +43,8 @@ def trace_key(case: Case, topology: Topology) -> str:
         "conventions": case.conventions,
         "implementation": case.implementation,
     }
+    if kinds.KINDS[case.workload.kind].plans_by_machine:
+        parts["machine"] = topology.digest
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moebench.case import Case
+from moebench.kinds import KINDS
 from moebench.program import Program
 from moebench.results.rows import Row, row_of, without_number
 from moebench.sim.cost import NO_DEVICE_WORK
@@ -32,6 +33,7 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
     status = "passed" if fits else "out-of-memory"
     # Six digits: far below any interval, a fifth of the bytes.
     drawn = step_s[1:] if len(step_s) > 1 else step_s
+    drawn_metrics = KINDS[case.workload.kind].drawn
     rows = [
         row_of(
             case, hardware, case.workload.metric, "s", float(step_s[0]) if fits else None, status=status, reason=reason,
@@ -41,7 +43,9 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
 
     def add(metric: str, unit: str, values: Any, **detail: Any) -> None:
         values = np.atleast_1d(np.asarray(values, dtype=float))
-        interval = _interval(values[1:]) if len(values) > 1 else {}
+        interval: dict[str, Any] = dict(_interval(values[1:])) if len(values) > 1 else {}
+        if metric in drawn_metrics:
+            interval["draws"] = tuple(float(f"{value:.6g}") for value in np.where(replay.fits, values, np.nan))
         rows.append(row_of(case, hardware, metric, unit, float(values[0]), detail=detail, **interval))
 
     if fits:

@@ -7,6 +7,7 @@ It decides; `in_parts` rewrites the graph.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,7 @@ class PartitionPlan:
         pipelines: in order; empty where nothing gets shorter.
         before_s, after_s: predicted time of the forward.
         evaluated: ranges that were examined, those of equal layers once.
+        reasons: where nothing is in parts, why not, the most frequent reason first.
     """
 
     pipelines: tuple[Pipeline, ...]
@@ -93,6 +95,7 @@ class PartitionPlan:
     after_s: float
     groups: int
     evaluated: int
+    reasons: tuple[str, ...] = ()
 
 
 DEFAULT_LIMITS = Limits()
@@ -108,11 +111,13 @@ def plan_partition(
     """
     search = _Search(step, node_s, part_times, limits)
     if not search.blocks:
-        return PartitionPlan((), search.forward_s, search.forward_s, len(search.groups), 0)
+        none = ("no all-to-all in the forward",)
+        return PartitionPlan((), search.forward_s, search.forward_s, len(search.groups), 0, none)
     chosen = choose(len(search.groups), search.longest, search.cost)
     pipelines = tuple(search.pipeline(one.first, one.end, one.cost) for one in chosen if one.cost.parts > 1)
     after_s = sum(one.cost.seconds for one in chosen)
-    return PartitionPlan(pipelines, search.forward_s, after_s, len(search.groups), len(search.known))
+    reasons = () if pipelines else tuple(reason for reason, _ in search.reasons.most_common())
+    return PartitionPlan(pipelines, search.forward_s, after_s, len(search.groups), len(search.known), reasons)
 
 
 class _Search:
@@ -129,6 +134,7 @@ class _Search:
         self.groups = self._groups()
         self.longest = limits.longest or self._between_layers()
         self.known: dict[object, Cost] = {}
+        self.reasons: Counter[str] = Counter()
 
     def cost(self, first: int, end: int) -> Cost:
         """Of a range of groups."""
@@ -154,10 +160,16 @@ class _Search:
             return Cost(whole_s)
         inside = self._with_waits(begin, stop)
         axes = infer_axes(inside, self._data)
-        if axes is None or isinstance(blocks_of(inside, axes), str):
+        found = "no split runs through all of a range" if axes is None else blocks_of(inside, axes)
+        if axes is None or isinstance(found, str):
+            self.reasons[str(found)] += 1
             return Cost(whole_s)
         sizes = {_size(node, axis) for node, axis in axes.items() if axis not in (WHOLE, IRREGULAR)}
         counts = common_counts(sorted(sizes), self._limits.most_parts)
+        if not counts:
+            most = self._limits.most_parts
+            self.reasons[f"no number of parts up to {most} divides {min(sizes)} into two and more"] += 1
+            return Cost(whole_s)
         merge_s = self._merged_s(inside, axes)
         split = [self._nodes[begin + number] in axes for number in range(len(program))]
 
@@ -167,9 +179,12 @@ class _Search:
             return self._part_times.part_s(self._nodes[begin + number], parts)
 
         weights_s = sum(one.time_s for one, is_split in zip(program, split) if not is_split)
-        return best_parts(
+        best = best_parts(
             whole_s, counts, lambda parts: pipeline(program, parts, part_s).makespan_s + merge_s + weights_s
         )
+        if best.parts == 1:
+            self.reasons["no range is shorter in parts"] += 1
+        return best
 
     def _merged_s(self, inside: Sequence[fx.Node], axes: Mapping[fx.Node, Split]) -> float:
         """Of the values that are read behind the range, the backward among the readers."""

@@ -6,6 +6,8 @@ mean negative log-likelihood. No dropout, no auxiliary loss. Everything but the 
 B sequences of this rank, S tokens each, T = B S, D model, H heads, V vocabulary.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +18,9 @@ from moebench.kernels.region import region
 from moebench.workloads.errors import InputError
 from moebench.workloads.models.moe import MoE
 from moebench.workloads.models.shape import GPT2MoEShape
+
+# A layer from shape, group, device and dtype, whose forward takes rows to rows.
+MakeLayer = Callable[[GPT2MoEShape, Group, torch.device, torch.dtype], nn.Module]
 
 _STD = 0.02  # of GPT-2's initial weights
 
@@ -56,13 +61,13 @@ class Block(nn.Module):
     """Attention, then experts or a dense FFN, each behind a norm and beside a residual."""
 
     def __init__(
-        self, shape: GPT2MoEShape, group: Group, is_sparse: bool, device: torch.device, dtype: torch.dtype
+        self, shape: GPT2MoEShape, group: Group, sparse: MakeLayer | None, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.d_model, device=device, dtype=dtype)
         self.attention = Attention(shape, device, dtype)
         self.norm2 = nn.LayerNorm(shape.d_model, device=device, dtype=dtype)
-        self.ffn = MoE(shape, group, device, dtype) if is_sparse else FeedForward(shape, device, dtype)
+        self.ffn = sparse(shape, group, device, dtype) if sparse else FeedForward(shape, device, dtype)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Rows through the block."""
@@ -81,6 +86,9 @@ class GPT2MoE(nn.Module):
     Shared parameters start equal on all ranks and each expert by its own number, so that a model is the same on any
     number of ranks; on meta nothing is drawn.
 
+    Args:
+        make_layer: the MoE layers; others than `MoE` keep the experts that they start with.
+
     Raises:
         InputError: a shape without a meaning on the group.
     """
@@ -92,6 +100,7 @@ class GPT2MoE(nn.Module):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        make_layer: MakeLayer = MoE,
     ) -> None:
         super().__init__()
         reason = shape.problem(group.size)
@@ -103,7 +112,8 @@ class GPT2MoE(nn.Module):
         self.places = nn.Embedding(shape.positions, shape.d_model, device=device, dtype=dtype)
         sparse = set(shape.moe_blocks)
         self.blocks = nn.ModuleList(
-            Block(shape, group, place in sparse, device, dtype) for place in range(shape.layers)
+            Block(shape, group, make_layer if place in sparse else None, device, dtype)
+            for place in range(shape.layers)
         )
         self.norm = nn.LayerNorm(shape.d_model, device=device, dtype=dtype)
         if device.type != "meta":

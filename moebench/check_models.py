@@ -1,0 +1,133 @@
+"""Correct before fast, for whole models: no number of a system before its loss and gradients are those of plain
+autograd.
+
+Tried on 4 real gloo ranks: a small model, one step, under prices that are made up so that a system that plans has
+something to do. What came out is remembered with a hash of the code.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx, nn
+
+from moebench.case import Case
+from moebench.correctness import REMEMBERED, Status, code_hash, recall, remember
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.start_wait import all_reduce
+from moebench.plan_models import model_of
+from moebench.ranks import RanksError, run_ranks
+from moebench.systems.model_interface import Place, Profile
+from moebench.systems.model_registry import get
+from moebench.systems.planning import PartTimes, Prices, Times, collective_of, even_part_s, sample_data
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.models.gpt2_moe import GPT2MoE
+from moebench.workloads.models.shape import GPT2MoEShape
+
+RANKS, RANKS_PER_NODE = 4, 2
+TIMEOUT_S, TIMEOUT_MORE_S = 120.0, 30.0  # of a start, and of each trial in it
+TOLERANCE = 2e-4  # of the largest entry, in fp32
+TARGET = f"{__name__}:run_rank"
+
+
+def small(gate: GateSpec) -> GPT2MoEShape:
+    """A model whose experts overflow."""
+    return GPT2MoEShape(3, 16, 2, 32, 2 * RANKS, 8, sequence=6, gate=gate, vocabulary=40, positions=8)
+
+
+def check(cases: Sequence[Case]) -> Iterator[Status]:
+    """Whether the system of each case trains the model, in their order; one start for all not remembered."""
+    keys = [_key(case) for case in cases]
+    found = {key: recall(key) for key in keys}
+    left = {key: case for key, case in zip(keys, cases) if found[key] is None}
+    tried = _tried([(case.system, model_of(case).shape.gate) for case in left.values()])
+    for key, one in zip(left, tried, strict=True):
+        found[key] = one
+        if one.status in REMEMBERED:
+            remember(key, one)
+    for key in keys:
+        status = found[key]
+        assert status is not None
+        yield status
+
+
+def _tried(trials: Sequence[tuple[str, GateSpec]]) -> list[Status]:
+    """Statuses of systems, each with a gate."""
+    refusals = [get(system).supports(small(gate), RANKS) for system, gate in trials]
+    seen = iter(_seen([one for one, refusal in zip(trials, refusals) if refusal is None]))
+    return [next(seen) if refusal is None else Status("unsupported", refusal) for refusal in refusals]
+
+
+def _seen(trials: Sequence[tuple[str, GateSpec]]) -> list[Status]:
+    """Statuses of what can run; where ranks fail, each is tried alone to find whose fault it is."""
+    if not trials:
+        return []
+    try:
+        timeout_s = TIMEOUT_S + TIMEOUT_MORE_S * len(trials)
+        seen = run_ranks(TARGET, RANKS, (tuple(trials),), timeout_s, ranks_per_node=RANKS_PER_NODE)
+    except RanksError as error:
+        if len(trials) > 1:
+            return [status for one in trials for status in _seen([one])]
+        return [Status("failed", f"on {RANKS} ranks: {error}")]
+    problems = [next((text for text in of_ranks if text is not None), None) for of_ranks in zip(*seen)]
+    return [Status("passed") if text is None else Status("wrong", text) for text in problems]
+
+
+def run_rank(group: Group, trials: Sequence[tuple[str, GateSpec]]) -> list[str | None]:
+    """What is wrong with each system on this rank, or None."""
+    return [_problem(group, system, gate) for system, gate in trials]
+
+
+def _problem(group: Group, system: str, gate: GateSpec) -> str | None:
+    """What is wrong with one of them."""
+    shape, cpu = small(gate), torch.device("cpu")
+    step = get(system).build(shape, Place(group, cpu, made_up), seed=1)
+    data = sample_data(shape, cpu, 100 + group.rank)
+    wanted_loss, wanted = _by_autograd(GPT2MoE(shape, group, cpu, seed=1), data, group)
+    for run in (1, 2):
+        loss, found = step.run(data), step.gradients()
+        pairs = {"loss": (loss, wanted_loss), **{name: (found[name], wanted[name]) for name in wanted if name in found}}
+        for name, (ours, theirs) in pairs.items():
+            far = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
+            if not far <= TOLERANCE:
+                return f"{system}, run {run}, rank {group.index}: {name} is {far:.2g} from plain autograd, relatively"
+        missing = [name for name in wanted if name not in found and not name.endswith(("b1_LF", "b2_LD"))]
+        if missing:
+            return f"{system}: no gradient of {', '.join(missing)}"
+    return None
+
+
+def _by_autograd(model: GPT2MoE, data: Sequence[Tensor], group: Group) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = model(*data)
+    names, parameters = zip(*model.named_parameters())
+    gradients = torch.autograd.grad(loss, parameters, torch.full_like(loss, 1 / group.size))
+    with torch.no_grad():
+        summed = [
+            gradient if getattr(parameter, "is_expert", False) else all_reduce(gradient.contiguous(), group)
+            for parameter, gradient in zip(parameters, gradients)
+        ]
+    return loss.detach(), dict(zip(names, summed))
+
+
+def made_up(model: nn.Module, data: Sequence[Tensor], group: Group) -> Profile:
+    """A profile by bytes alone: collectives slow enough for several products to fit under one."""
+
+    def node_s(node: fx.Node) -> float:
+        values = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else (node.meta["val"],)
+        nbytes = sum(value.nbytes for value in values if isinstance(value, Tensor))
+        return 1e-6 + nbytes * (1e-7 if collective_of(node) else 2e-8)
+
+    times = Times(node_s, lambda nbytes: 1e-6 + nbytes * 1e-7, lambda nbytes: nbytes * 1e-10)
+    return lambda step: Prices(times, PartTimes(even_part_s(node_s, 1e-7), lambda nbytes: nbytes * 1e-10))
+
+
+def _key(case: Case) -> str:
+    here = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    gate = model_of(case).shape.gate.label
+    parts = [case.system, gate, RANKS, RANKS_PER_NODE, here, code_hash(), torch.__version__, sys.version]
+    return hashlib.sha256(json.dumps(["model", *parts]).encode()).hexdigest()[:32]
+
+

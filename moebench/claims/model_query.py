@@ -1,0 +1,267 @@
+"""Our value of a claim about whole models: quotients of rows of equal points, reduced as the claim says.
+
+A claim's `baseline` names a system, whose variants with options stand for it too (the best of them counts: papers tune
+their baselines), or the paper's list. Each reading of what the paper trained is an assumption.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moebench.claims.evidence import Evidence
+from moebench.claims.query import ENGINES, Condition, Obtained, reduced, speedups
+from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with, readings
+from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
+from moebench.plan_models import workload_of
+from moebench.results.rows import Row
+from moebench.workloads.suite import ModelExperiment, ModelReading, Suite
+
+SPEEDUP, REDUCTION = "step_speedup", "exposed_comm_reduction"
+# Claims on a quantity of one system -> the metric of its rows.
+QUANTITIES = {
+    "max_alltoall_over_expert_time": "alltoall_over_expert_time",
+    "max_alltoall_share_of_step": "alltoall_share_of_step",
+    "iteration_time_prediction_error": "prediction_error",
+    "max_best_partition_count": "best_partition_count",
+    "optimisation_time": "optimisation_time",
+}
+METRICS = ("step_time", "exposed_communication", *QUANTITIES.values())
+_KEYS = ("gate", "model", "cluster", "nodes", "gpus", "gpus_per_node", "batch_size", "dtype")
+OUT_OF_MEMORY = "out-of-memory"
+EITHER, NEITHER = "either pass alone", "no pass"  # lists of compared_with.csv: the first has weight gradients unmoved
+
+
+@dataclass(frozen=True)
+class Point:
+    """One case without its system."""
+
+    model: str
+    gate: str
+    batch_size: int
+    dtype: str
+    topology: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is assumed of the paper's models."""
+
+    name: str
+    is_default: bool
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The choice as text."""
+        return {"reading": self.name}
+
+
+Table = Mapping[tuple[Point, str], Row]
+
+
+def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
+    """Our value of a claim under each reading.
+
+    Raises:
+        CantAnswer: and what it would need.
+    """
+    experiment = experiment_of(claim, suite)
+    if not isinstance(experiment, ModelExperiment):
+        raise CantAnswer(f"experiment {experiment.name} is not about models")
+    planned = [
+        (Reading(one.name, place == 0), points_of(claim, experiment, one))
+        for place, one in enumerate(experiment.readings)
+    ]
+    engine, tables = _tables(evidence, experiment)
+    found, lacking = [], 0
+    for reading, points in planned:
+        condition, absent = _condition(claim, reading, points, tables)
+        if reading.is_default:
+            lacking = absent
+        if condition is not None and (reading.is_default or not absent):
+            found.append(condition)
+    if not found or not found[0].assumption.is_default:
+        raise CantAnswer("none of its cases under the default reading was run")
+    return Obtained(engine, tuple(found), len(planned), len(planned[0][1]), lacking)
+
+
+def points_of(claim: Claim, experiment: ModelExperiment, reading: ModelReading) -> list[Point]:
+    """The cases of an experiment that are in a claim's scope.
+
+    Raises:
+        CantAnswer: the scope names what the experiment doesn't have.
+    """
+    for key, value in claim.scope.items():
+        if key not in _KEYS and not is_everything(key, value) and not value.lower().startswith("most "):
+            raise CantAnswer(f"no experiment here is organised by {key} ({key}={value})")
+    gates = [gate for gate in experiment.gates if named(claim, "gate", (gate.label, gate.name))]
+    models = [model for model in experiment.models if named(claim, "model", (model,))]
+    called = {node_type: name for name, node_type in experiment.clusters.items()}
+    places = [
+        (size, gpu)
+        for gpu in experiment.node_types
+        for size in experiment.sizes
+        if is_size(claim, size) and named(claim, "cluster", (called.get(gpu, gpu), gpu))
+    ]
+    found = []
+    for size, gpu in places:
+        for model in models:
+            for gate in gates:
+                nodes, _, per_node = size.partition("x")
+                workload = workload_of(experiment, reading, model, gate, gpu, int(nodes) * int(per_node))
+                found.append(Point(model, gate.label, workload.shape.batch_size, workload.dtype, f"{size}-{gpu}"))
+    if not found:
+        raise CantAnswer(f"experiment {experiment.name} has no case of the claim's scope")
+    return found
+
+
+def _tables(evidence: Evidence, experiment: ModelExperiment) -> tuple[str, dict[str, Table]]:
+    """Rows by metric, of the engine that has most."""
+    by_engine: dict[str, dict[str, dict[tuple[Point, str], Row]]] = {engine: {} for engine in ENGINES}
+    for row in evidence.rows:
+        if row.model is None or row.experiment != experiment.name or row.sample is not None:
+            continue
+        point = Point(row.model, row.gate or "", row.batch_size or 0, row.dtype, row.topology)
+        by_engine[row.engine].setdefault(row.metric, {}).setdefault((point, row.system), row)
+    engine = max(ENGINES, key=lambda name: sum(map(len, by_engine[name].values())))
+    if not by_engine[engine]:
+        raise CantAnswer("no results yet of this experiment")
+    return engine, dict(by_engine[engine])
+
+
+def _condition(
+    claim: Claim, reading: Reading, points: Sequence[Point], tables: Mapping[str, Table]
+) -> tuple[Condition | None, int]:
+    """The claim's value under a reading, and how many of its points lack rows."""
+    steps = tables.get("step_time", {})
+    systems = list(dict.fromkeys(system for _, system in steps))
+    own = claim.system or ""
+    if own and not any(_is(own, system) for system in systems):
+        raise CantAnswer(f"needs {own}, not part of this run")
+    topologies = tuple(dict.fromkeys(point.topology for point in points))
+    if claim.relation == "finding":
+        return _finding(claim, reading, points, steps, topologies)
+    metric = claim.metric.removeprefix("max_").removeprefix("mean_").removeprefix("min_")
+    if metric == SPEEDUP:
+        have = [p for p in points if _best(steps, p, own, systems) is not None]
+        names = [own, *_rivals(claim, systems)]
+        times = _drawn([[_best(steps, p, name, systems) for p in have] for name in names])
+        values, missing = speedups(times[0], times[1:])
+    elif metric == REDUCTION:
+        exposed = tables.get("exposed_communication", {})
+        have = [p for p in points if all(_exposed(steps, exposed, p, name, systems) for name in (own, claim.baseline))]
+        both = [[_exposed(steps, exposed, p, name, systems) for p in have] for name in (own, claim.baseline)]
+        ours, theirs = _drawn(both)
+        values = 1 - ours / theirs
+        missing = np.full(values.shape, "", dtype=object)
+    elif claim.metric in QUANTITIES:
+        table = tables.get(QUANTITIES[claim.metric], {})
+        have = [p for p in points if any((p, s) in table and _is(own, s) for s in systems)]
+        rows = [max((table[p, s] for s in systems if (p, s) in table and _is(own, s)), key=_value) for p in have]
+        values = np.array([[_value(row)] for row in rows]) / UNITS[claim.unit][1]
+        if claim.metric == "optimisation_time" and "most" in str(claim.scope.get("scope", "")) and have:
+            values = np.median(values, axis=0, keepdims=True)  # of most models
+        if claim.relation == "equal" and have:
+            values = values.mean(axis=0, keepdims=True)  # pooled over all models and clusters
+        missing = np.full(values.shape, "", dtype=object)
+    else:
+        raise CantAnswer(f"no query for the metric {claim.metric} yet")
+    if not have:
+        return None, len(points)
+    return Condition(reading, *reduced(claim, values, missing), topologies), len(points) - len(have)
+
+
+def _finding(
+    claim: Claim, reading: Reading, points: Sequence[Point], steps: Table, where: tuple[str, ...]
+) -> tuple[Condition | None, int]:
+    """A word about several cases: whether a system runs out of memory; whether both passes beat either alone."""
+    if claim.value == OUT_OF_MEMORY:
+        rows = [row for p in points if (row := steps.get((p, claim.system))) is not None]
+        if not rows:
+            return None, len(points)
+        seen = {row.status if row.status == OUT_OF_MEMORY else "fits" for row in rows}
+        word = seen.pop() if len(seen) == 1 else "mixed"
+        values = np.array([float(sum(row.status == OUT_OF_MEMORY for row in rows))])
+    elif claim.baseline == EITHER:
+        listed = {reading.name: reading.baselines for reading in readings(claim.paper)}
+        names = (claim.system, *listed[EITHER], *listed[NEITHER])
+        have = [p for p in points if all((p, s) in steps and steps[p, s].value for s in names)]
+        if not have:
+            return None, len(points)
+        word, values = _ablation(have, steps, names)
+        word = word or str(claim.value)
+    else:
+        raise CantAnswer(f"no query for the finding {claim.value!r} yet")
+    words = np.array([word], dtype=object)
+    return Condition(reading, values, np.array([""], dtype=object), where, words), 0
+
+
+def _ablation(points: Sequence[Point], steps: Table, names: Sequence[str]) -> tuple[str, np.ndarray]:
+    """Empty where all that the paper says holds, else what does not; the mean speedup of both passes over none.
+
+    Args:
+        names: the system, without moved weight gradients, without parts, without any pass.
+    """
+    system, unmoved, whole, neither = names
+
+    def slower(point: Point, name: str) -> float:
+        return _value(steps[point, name]) / _value(steps[point, system])
+
+    gains = np.array([np.mean([slower(p, neither) for p in points])])
+    both = [min(slower(p, unmoved), slower(p, whole)) > 1 for p in points]
+    if not all(both):
+        return f"both better than either at {sum(both)} of {len(both)} cases", gains
+    by_place: dict[tuple[str, str], list[float]] = {}
+    for p in points:  # models in the suite's order, the deeper one last
+        by_place.setdefault((p.gate, p.topology), []).append(slower(p, unmoved))
+    if not all(lost[-1] > lost[0] for lost in by_place.values() if len(lost) > 1):
+        return "both better than either; the deeper model does not lose more without dW scheduling", gains
+    return "", gains
+
+
+def _is(name: str, system: str) -> bool:
+    """Whether a row's system is the one of a name, or a variant that a paper's tuning would have tried.
+
+    A name without options stands for variants in the number of chunks; other options make another system.
+    """
+    if not name or name == system:
+        return True
+    stem, *pairs = system.split("+")
+    return stem == name and all(pair.startswith("degree=") for pair in pairs)
+
+
+def _rivals(claim: Claim, systems: Sequence[str]) -> list[str]:
+    names = compared_with(claim.paper) if claim.baseline == BEST_OTHER else (claim.baseline,)
+    if not names:
+        raise CantAnswer("the baselines that the paper compared with are not recorded")
+    absent = [name for name in names if not any(_is(name, system) for system in systems)]
+    if absent:
+        raise CantAnswer(f"needs {', '.join(absent)}, not part of this run")
+    return list(names)
+
+
+def _best(steps: Table, point: Point, name: str, systems: Sequence[str]) -> Row | None:
+    """The row of a system at a point; of variants the fastest one on the nominal machine."""
+    rows = [steps[point, system] for system in systems if _is(name, system) and (point, system) in steps]
+    return min(rows, key=lambda row: np.inf if row.value is None else row.value) if rows else None
+
+
+def _exposed(steps: Table, exposed: Table, point: Point, name: str, systems: Sequence[str]) -> Row | None:
+    best = _best(steps, point, name, systems)
+    return None if best is None else exposed.get((point, best.system))
+
+
+def _drawn(rows: Sequence[Sequence[Row | None]]) -> np.ndarray:
+    """[systems, points, draws]; NaN where there is no number."""
+    draws = max((len(row.draws) for own in rows for row in own if row is not None), default=1) or 1
+
+    def one(row: Row | None) -> np.ndarray:
+        if row is None or (row.value is None and not row.draws):
+            return np.full(draws, np.nan)
+        return np.array(row.draws, dtype=float) if row.draws else np.full(draws, row.value)
+
+    return np.array([[one(row) for row in own] for own in rows]).reshape(len(rows), -1, draws)
+
+
+def _value(row: Row) -> float:
+    return np.nan if row.value is None else row.value

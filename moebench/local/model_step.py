@@ -1,0 +1,29 @@
+"""One training step of a whole model on real tensors, alone in one process or with its peers."""
+
+import torch
+
+from moebench.case import Case
+from moebench.kernels.collectives.group import Group, described_group
+from moebench.local.step import CannotRun, Step
+from moebench.plan_models import model_of
+from moebench.systems.model_interface import Place
+from moebench.systems.model_registry import get
+from moebench.systems.planning import MeasuredProfile, sample_data
+
+
+def model_step(case: Case, device: torch.device, group: Group | None = None) -> Step:
+    """One step of a case; the learning rate is zero, so that every step sees the same weights.
+
+    Raises:
+        CannotRun: the system can't run the model, or the device has no such precision.
+    """
+    workload, group = model_of(case), group or described_group(1)
+    if workload.dtype != "fp32" and device.type == "cpu":
+        raise CannotRun(f"{workload.dtype} is no precision of a CPU")
+    system = get(case.system)
+    reason = system.supports(workload.shape, group.size)
+    if reason:
+        raise CannotRun(reason)
+    step = system.build(workload.shape, Place(group, device, MeasuredProfile), workload.seed)
+    data = sample_data(workload.shape, device, workload.seed * 1_000_003 + group.rank + 1)
+    return Step(lambda: step.run(data), (*step.parameters, *data))

@@ -1,0 +1,126 @@
+"""Planning an experiment of whole models: models x gates x places x systems, under each reading of the paper.
+
+The node types are the paper's own clusters. What it leaves open, or says in two ways, is a reading: batch sizes and
+precision on each node type.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import product
+
+from moebench.case import Case
+from moebench.plan import Context, Place, engine_of, wanted
+from moebench.workloads.errors import InputError
+from moebench.workloads.machine import Topology
+from moebench.workloads.model import ModelWorkload, shape_of
+from moebench.workloads.suite import ModelExperiment, ModelReading
+
+
+def names(experiment: ModelExperiment, source: str) -> Mapping[str, Sequence[object]]:
+    """What filters may name of an experiment; its own systems must be registered.
+
+    Raises:
+        InputError: an unknown system.
+    """
+    from moebench.systems.model_registry import NAMES, get
+
+    for name in experiment.systems:
+        try:
+            get(name)
+        except InputError as error:
+            raise InputError(f"{source}: experiment {experiment.name}: {error}") from None
+    return {
+        "gate": [name for gate in experiment.gates for name in (gate.label, gate.name)],
+        "batch size": [size for one in experiment.readings for sizes in one.batches.values() for size in sizes],
+        "dtype": sorted({dtype for one in experiment.readings for dtype in one.dtypes.values()} | {"fp32"}),
+        "system": [*NAMES, *experiment.systems],
+    }
+
+
+def cases(experiment: ModelExperiment, context: Context) -> Iterator[Case]:
+    """The cases of an experiment, reading by reading; a quick look has the first one.
+
+    Raises:
+        InputError: a model has no meaning on a topology.
+    """
+    filters = context.filters
+    readings = experiment.readings[: 1 if filters.quick else None]
+    gates = [gate for gate in experiment.gates if wanted(filters.gates, gate.label, gate.name)]
+    for reading, place, gate in product(readings, context.places(experiment), gates):
+        topology = context.machines(place.topology)
+        for model in experiment.models:
+            workload = workload_of(experiment, reading, model, gate, place.gpu, topology.ranks, context.suite.seed)
+            batch_size = workload.shape.batch_size
+            if not (wanted(filters.batch_sizes, batch_size) and wanted(filters.dtypes, workload.dtype)):
+                continue
+            problem = workload.problem(topology.ranks)
+            if problem:
+                raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
+            for system in _systems(experiment, filters.systems):
+                yield _case(experiment, context, reading, place, topology, workload, system)
+
+
+def workload_of(
+    experiment: ModelExperiment, reading: ModelReading, model: str, gate: object, gpu: str, ranks: int, seed: int = 0
+) -> ModelWorkload:
+    """The workload of one point; on a node type that the reading does not know, the batch of its first one, in fp32."""
+    batches = reading.batches.get(gpu, next(iter(reading.batches.values())))
+    shape = shape_of(model, gate, batches[experiment.models.index(model)], ranks)  # type: ignore[arg-type]
+    return ModelWorkload(model, shape, reading.dtypes.get(gpu, "fp32"), seed)
+
+
+def _case(
+    experiment: ModelExperiment,
+    context: Context,
+    reading: ModelReading,
+    place: Place,
+    topology: Topology,
+    workload: ModelWorkload,
+    system: str,
+) -> Case:
+    return Case(
+        suite=context.suite.name,
+        experiment=experiment.name,
+        system=system,
+        workload=workload,
+        topology=topology.name,
+        size=place.size,
+        engine=engine_of(topology, context.engine),
+        assumptions={"reading": reading.name},
+        is_default=reading is experiment.readings[0],
+        overrides=dict(context.filters.overrides),
+    )
+
+
+def _systems(experiment: ModelExperiment, asked: Sequence[str]) -> list[str]:
+    """An experiment's own, or those that the filter names that run models."""
+    if not asked:
+        return list(experiment.systems)
+    from moebench.systems.model_registry import NAMES, get
+
+    return [get(name).name for name in dict.fromkeys(asked) if name.split("+")[0] in NAMES]
+
+
+def check_key(case: Case) -> tuple[Hashable, ...]:
+    """Cases of one key are right or wrong together: a check tries a small model."""
+    return case.system, model_of(case).shape.gate
+
+
+def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
+    """Why real ranks can't run a case."""
+    from moebench.systems.model_registry import get
+
+    workload = model_of(case)
+    if workload.dtype != "fp32" and topology.hardware.kind == "cpu":
+        return "unsupported", f"{workload.dtype} is no precision of a CPU"
+    try:
+        reason = get(case.system).supports(workload.shape, topology.ranks)
+    except InputError as error:
+        reason = str(error)
+    return None if reason is None else ("unsupported", reason)
+
+
+def model_of(case: Case) -> ModelWorkload:
+    """The model of a case that is about one."""
+    if not isinstance(case.workload, ModelWorkload):
+        raise TypeError(f"{case.name} is about a {case.workload.kind}, not a model")
+    return case.workload

@@ -1,0 +1,129 @@
+"""Claims about whole models, judged on rows that are made up."""
+
+from dataclasses import replace
+
+import pytest
+
+from moebench.claims import verdict as v
+from moebench.claims.evidence import Evidence
+from moebench.claims.reported import claims_of
+from moebench.claims.scoreboard import score
+from moebench.plan import Filters, plan
+from moebench.results.rows import row_of, without_number
+from moebench.workloads.load import load_suite
+
+SUITE = load_suite("lancet")
+CASES = plan(SUITE, Filters())
+CLAIMS = {claim.id: claim for claim in claims_of("lancet")}
+
+
+def judged(name, times, metric="step_time", lacking=(), **other):
+    """The score of a claim where `times(case)` is each case's seconds; None: it does not run. `other` adds metrics."""
+    rows = []
+    for case in CASES:
+        if case.experiment != CLAIMS[name].experiment or case.system in lacking:
+            continue
+        seconds = times(case)
+        if seconds is None:
+            rows.append(without_number(case, "gpu", "unsupported", "because"))
+            continue
+        rows.append(row_of(case, "gpu", "step_time", "s", seconds, draws=(seconds, 0.9 * seconds, 1.1 * seconds)))
+        rows.extend(row_of(case, "gpu", key, "1", value(case)) for key, value in other.items())
+    return score(CLAIMS[name], SUITE, Evidence(rows))
+
+
+def by_system(**seconds):
+    """Seconds by the first word of a system's name, and the rest where its degree is given."""
+    def of(case):
+        stem, _, rest = case.system.partition("+degree=")
+        if stem == "deepspeed" and case.workload.shape.gate.name == "bpr":
+            return None
+        return seconds.get(stem + rest, seconds.get(stem.partition("+")[0]))
+
+    return of
+
+
+def test_the_best_rival_counts_and_of_variants_the_best():
+    """Tutel with its best degree is faster than RAF; a mean over all points of a cluster and gate."""
+    times = by_system(lancet=1.0, raf=1.4, tutel=1.5, tutel4=1.2, deepspeed=1.3)
+    found = judged("lancet-e2e-switch-a100-mean", times)
+    assert (found.verdict, found.obtained) == (v.DIRECTION_ONLY if abs(0.2 - 0.17) > 0.0255 else v.REPRODUCED, 1.2)
+    bpr = judged("lancet-e2e-bpr-v100-max", times)
+    assert bpr.obtained == pytest.approx(1.2)
+    assert bpr.verdict == v.DIRECTION_ONLY
+
+
+def test_readings_are_assumptions():
+    """Where the text's batches say otherwise, the verdict depends."""
+    def times(case):
+        own = by_system(lancet=1.0, raf=1.21, tutel=1.3, deepspeed=1.5)(case)
+        return own if own is None or case.system != "lancet" or case.is_default else 2.0
+
+    found = judged("lancet-e2e-switch-a100-max", times)
+    assert (found.verdict, found.obtained) == (v.DEPENDS, 1.21)
+    assert {entry["reading"] for entry in found.conditions} == {"artifact", "text", "fp32"}
+
+
+def test_reductions_compare_with_the_variant_that_is_fastest():
+    """Exposed communication of the variant with the least step time, not the least exposed one."""
+    times = by_system(lancet=1.0, raf=1.4, tutel=1.5, tutel8=1.2)
+
+    def exposed(case):
+        return {"lancet": 0.1, "raf": 0.4, "tutel+degree=8": 0.3}.get(case.system, 0.11)
+
+    raf = judged("lancet-comm-raf-v100", times, exposed_communication=exposed)
+    assert raf.obtained == pytest.approx(0.75)
+    assert raf.verdict == v.REPRODUCED
+    tutel = judged("lancet-comm-tutel-a100", times, exposed_communication=exposed)
+    assert tutel.obtained == pytest.approx(1 - 1 / 3)
+    assert tutel.verdict == v.REPRODUCED
+
+
+def test_quantities_of_one_system():
+    """The largest number of parts, the mean prediction error, the median time, the largest ratio of one cluster."""
+    times = by_system(lancet=1.0, tutel=2.0, deepspeed=2.5)
+    large = {"gpt2-l-moe": 6.0}
+    parts = judged("lancet-partitions", times, best_partition_count=lambda case: large.get(case.workload.model, 2.0))
+    assert (parts.verdict, parts.obtained) == (v.CONTRADICTED, 6.0)
+    error = judged("lancet-prediction-error", times, prediction_error=lambda case: len(case.size) * 0.01)
+    assert error.obtained == pytest.approx(0.03)
+    took = judged("lancet-opt-time", times, optimisation_time=lambda case: 60.0)
+    assert (took.verdict, took.obtained) == (v.REPRODUCED, 1.0)
+
+    def ratio(case):
+        return 9.0 if "p4de" in case.topology else 4.0 if case.system == "deepspeed" else 3.4
+
+    found = judged("lancet-motivation-ratio", times, alltoall_over_expert_time=ratio)
+    assert (found.verdict, found.obtained) == (v.REPRODUCED, 3.4)
+    share = judged("lancet-motivation-share", times, alltoall_share_of_step=lambda case: 0.5)
+    assert (share.verdict, share.obtained) == (v.DIRECTION_ONLY, 0.5)
+
+
+def test_findings_are_words():
+    """Both passes against either alone, the deeper model's loss, and who runs out of memory."""
+    base = {"lancet": 1.0, "lancet+parts=false": 1.1, "raf": 1.3}
+
+    def times(loss_of_small):
+        return lambda case: base.get(case.system, 1.2 if case.workload.model == "gpt2-l-moe" else loss_of_small)
+
+    assert judged("lancet-ablation", times(1.1)).verdict == v.REPRODUCED
+    assert "does not lose more" in judged("lancet-ablation", times(1.25)).obtained
+    assert judged("lancet-ablation", times(0.9)).obtained == "both better than either at 2 of 4 cases"
+    fits = judged("lancet-oom", by_system(lancet=1.0, raf=1.0, tutel=1.0, deepspeed=1.0))
+    assert (fits.verdict, fits.obtained) == (v.CONTRADICTED, "fits")
+
+
+def test_what_is_not_there_is_said():
+    """A system that did not run, a metric without a query, a scope that no experiment has, no rows."""
+    times = by_system(lancet=1.0, raf=1.1, tutel=1.2, deepspeed=1.3)
+    assert "needs raf" in judged("lancet-e2e-switch-a100-max", times, lacking=("raf",)).why
+    assert "needs lancet" in judged("lancet-e2e-switch-a100-max", times, lacking=("lancet",)).why
+    claim = CLAIMS["lancet-e2e-switch-a100-max"]
+    assert "no results yet" in score(claim, SUITE, Evidence()).why
+    rows = [row_of(case, "gpu", "step_time", "s", 1.0) for case in CASES if case.experiment == "end-to-end"]
+    for other, says in (
+        (replace(claim, metric="max_happiness"), "no query for the metric"),
+        (replace(claim, scope={"gate": "lottery"}), "no case of the claim's scope"),
+        (replace(claim, scope={"colour": "red"}), "organised by colour"),
+    ):
+        assert says in score(other, SUITE, Evidence(rows)).why

@@ -1,0 +1,79 @@
+"""Programs of whole models: what is recorded, how graphs are priced, what follows in rows."""
+
+from dataclasses import replace
+
+import pytest
+
+from moebench.case import Case
+from moebench.model_rows import finish
+from moebench.sim.engine import trace_key
+from moebench.sim.replay import replay
+from moebench.sim.rows import rows_of_replay
+from moebench.sim.uncertainty import nominal
+from moebench.trace.errors import Unsupported
+from moebench.trace.model import programs_of, traced
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.load import load_topology
+from moebench.workloads.model import ModelWorkload, shape_of
+
+SMALL = "gpt2-moe+layers=2+d_model=256+sequence=256+vocabulary=512"
+P4DE, P3DN = load_topology("2x8-p4de"), load_topology("2x8-p3dn")
+
+
+def case(system, dtype="fp32", gate="switch", batch_size=8):
+    """A small model on 16 GPUs."""
+    shape = shape_of(SMALL, GateSpec(gate, 1), batch_size, 16)
+    return Case("own", "steps", system, ModelWorkload(SMALL, shape, dtype), P4DE.name, "2x8", "sim")
+
+
+def rows_of(one):
+    """The rows of a case on the nominal machine, by metric."""
+    programs = programs_of(one, P4DE)
+    done = replay(programs, P4DE, nominal(P4DE.parameters()))
+    found = finish(one, P4DE, rows_of_replay(one, P4DE, programs, done))
+    return {row.metric: row for row in found if not row.detail}
+
+
+def test_what_planning_expects_is_what_the_replay_finds():
+    """A model that waits for its exchanges: shorter in parts, as predicted within a few percent; rows say so."""
+    whole, planned = rows_of(case("raf")), rows_of(case("lancet"))
+    assert planned["step_time"].value < whole["step_time"].value
+    assert planned["prediction_error"].value < 0.1
+    assert planned["best_partition_count"].value > 1
+    assert planned["exposed_communication"].value < whole["exposed_communication"].value
+    assert planned["optimisation_time"].value > 0
+    assert "prediction_error" not in whole
+    for found in (whole, planned):
+        assert 0 < found["alltoall_share_of_step"].value < 1
+        ratio = found["alltoall_over_expert_time"].value
+        assert ratio > 1
+        assert found["alltoall_time"].value == pytest.approx(
+            found["alltoall_share_of_step"].value * found["step_time"].value
+        )
+
+
+def test_one_program_for_all_ranks_and_a_trace_for_each_machine():
+    """Ranks are alike; what a system plans on V100 is not what it plans on A100."""
+    one = case("lancet")
+    program = traced(one, P4DE).program
+    assert list(program.stands_for) == list(range(16))
+    assert program.notes
+    assert traced(case("raf"), P4DE).program.notes == ()
+    assert trace_key(one, P4DE) != trace_key(one, P3DN)
+    assert trace_key(one, P4DE) == trace_key(replace(one, experiment="other"), P4DE)
+
+
+def test_tf32_is_a_precision_of_products():
+    """Products say so, nothing else does; V100 has none."""
+    ops = {dtype: traced(case("tutel+degree=1", dtype), P4DE).program.ops for dtype in ("fp32", "tf32")}
+    assert {op.dtype for op in ops["tf32"] if op.products} == {"tf32"}
+    assert [op.name for op in ops["tf32"]] == [op.name for op in ops["fp32"]]
+    times = [replay(programs_of(case("raf", dtype), P4DE), P4DE, nominal(P4DE.parameters())) for dtype in ops]
+    assert times[1].step_time_s[0] < times[0].step_time_s[0]
+
+
+def test_what_a_system_cant_run_is_unsupported():
+    """A gate that DeepSpeed lacks; it runs what it has."""
+    with pytest.raises(Unsupported, match="no gate bpr"):
+        programs_of(case("deepspeed", gate="bpr"), P4DE)
+    assert programs_of(case("deepspeed"), P4DE)[0].ops

@@ -1,0 +1,92 @@
+"""One training step of a whole model as a workload: which model, gate, batch and precision. Plain data, no torch.
+
+A model is named `gpt2-s-moe`, `gpt2-l-moe` (Lancet, arXiv 2404.19429), or is of any size: `gpt2-moe` with options, as
+`gpt2-moe+layers=4+d_model=128+heads=4+sequence=64+vocabulary=512`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.models.shape import GPT2MoEShape, gpt2_l_moe, gpt2_s_moe
+
+ANY_SIZE = "gpt2-moe"
+NAMED = {"gpt2-s-moe": gpt2_s_moe, "gpt2-l-moe": gpt2_l_moe}
+MODELS = (*NAMED, ANY_SIZE)
+OPTIONS = ("layers", "d_model", "heads", "d_ffn", "sequence", "moe_every", "vocabulary", "positions")
+# fp32 whose products run on matrix units that keep 10 bits of the factors, as torch 1.10 did by default on A100.
+TF32 = "tf32"
+MODEL_DTYPES = ("fp32", TF32)
+EXPERTS_OF_A_RANK = 2
+
+
+def shape_of(model: str, gate: GateSpec, batch_size: int, ranks: int) -> GPT2MoEShape:
+    """The shape of a model by name on so many ranks, two experts on each.
+
+    Raises:
+        InputError: unknown model or option, or a value that is no whole number.
+    """
+    stem, *pairs = model.split("+")
+    if stem not in MODELS:
+        raise one_of("model", stem, MODELS)
+    if stem in NAMED:
+        if pairs:
+            raise InputError(f"model {model!r}: only {ANY_SIZE} has options")
+        return NAMED[stem](ranks, batch_size, gate)
+    sizes: dict[str, Any] = {"layers": 4, "d_model": 128, "heads": 4, "sequence": 64, "vocabulary": 512}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        if name not in OPTIONS:
+            raise one_of(f"option of {ANY_SIZE}", name, OPTIONS)
+        if not text.isdecimal():
+            raise InputError(f"model {model!r}: {name}={text} is not a whole number")
+        sizes[name] = int(text)
+    sizes = {"d_ffn": 4 * sizes["d_model"], "positions": sizes["sequence"], **sizes}
+    experts = EXPERTS_OF_A_RANK * ranks
+    return GPT2MoEShape(experts=experts, batch_size=batch_size, gate=gate, **sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWorkload:
+    """One training step of one rank of a data-parallel model with expert-parallel layers.
+
+    Attributes:
+        model: its name.
+        shape: what the name means on the ranks of the case.
+        dtype: `fp32`, or `tf32`: fp32 whose products are TF32.
+        seed: of weights and tokens, where there are any.
+    """
+
+    model: str
+    shape: GPT2MoEShape
+    dtype: str = "fp32"
+    seed: int = 0
+
+    kind: ClassVar[str] = "model"
+    metric: ClassVar[str] = "step_time"
+    unit_of_work: ClassVar[str] = "step"
+    issued_ahead: ClassVar[bool] = False
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """`gpt2-s-moe`, `switch`, `b48` before the topology; the dtype after it, where it is not fp32."""
+        unusual = () if self.dtype == "fp32" else (self.dtype,)
+        return (self.model, self.shape.gate.label, f"b{self.shape.batch_size}"), unusual
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The columns of result rows that models fill."""
+        return {
+            "model": self.model,
+            "gate": self.shape.gate.label,
+            "batch_size": self.shape.batch_size,
+            "experts": self.shape.experts,
+        }
+
+    def problem(self, ranks: int) -> str | None:
+        """Why it has no meaning on `ranks` ranks, naming the keys; None when it has one."""
+        if self.dtype not in MODEL_DTYPES:
+            return f"dtype = {self.dtype!r}: choose one of {', '.join(MODEL_DTYPES)}"
+        return self.shape.problem(ranks)
