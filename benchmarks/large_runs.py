@@ -17,15 +17,16 @@ _PARTS = [("region_time", {"region": region, "phase": phase}) for region in "abc
 _PARTS += [("busy_time", {"resource": f"resource {n}"}) for n in range(10)]
 _WHOLE = ["flops", "device_bytes", "launches", "host_syncs", "collectives", "peak_memory", "host_bound"]
 _WHOLE += ["exposed_communication"]
+_SYSTEMS, _GATES = ("reference", "deepspeed", "deepspeed_sparse", "hetumoe"), ("switch", "gshard", "topk-2")
+_SIZES = ("1x2", "1x4", "2x2")
 _TIERS = [(metric, {"tier": tier}) for metric in ("link_bytes", "messages") for tier in ("link", "nic")]
 
 
 def write_large(path: Path, rows: int, engine: str = "sim", seed: int = 0, draws: int = 33, created: str = "") -> Path:
-    """A finished run of at least so many rows: simulated cases as the smoke suite's, or measured ones."""
+    """A finished run of at least so many rows: the smoke suite's under many assumptions, simulated or measured."""
     path.mkdir(parents=True)
-    record = new_record(
-        load_suite("smoke"), Filters(), "auto", [load_topology("1x2-titan-rtx")], environment(["moebench"], 0), 0
-    )
+    machines = [load_topology(f"{size}-titan-rtx") for size in _SIZES]
+    record = new_record(load_suite("smoke"), Filters(), "auto", machines, environment(["moebench"], 0), 0)
     record["finished"] = record["created"]
     if created:
         record["created"] = created
@@ -41,13 +42,18 @@ def write_large(path: Path, rows: int, engine: str = "sim", seed: int = 0, draws
 
 
 def _row(number: int, engine: str, metric: str, value: float, **rest: object) -> str:
-    system = f"system-{number % 11}"
+    place, system = divmod(number, len(_SYSTEMS))
+    place, gate = divmod(place, len(_GATES))
+    place, batch = divmod(place, 2)
+    assumption, size = divmod(place, len(_SIZES))
+    system, gate, batch, experts = _SYSTEMS[system], _GATES[gate], batch + 1, 4 + assumption
+    topology = f"{_SIZES[size]}-titan-rtx"
     row = {
-        "schema_version": 1, "case": f"experiment/gate-{number % 7}/b{number}/1x2-titan-rtx/e4/{system}",
-        "case_hash": f"{number:016x}", "suite": "smoke", "experiment": "experiment", "system": system,
-        "topology": "1x2-titan-rtx", "size": "1x2", "hardware": "titan-rtx", "dtype": "fp32", "conventions": "common",
-        "implementation": "torch", "is_default": True, "engine": engine, "metric": metric, "unit": "s",
-        "value": value, "gate": "switch", "batch_size": number, "input_gradient": True, "experts": 4,
+        "schema_version": 1, "case": f"tiny/{gate}/b{batch}/{topology}/e{experts}/{system}",
+        "case_hash": f"{number:016x}", "suite": "smoke", "experiment": "tiny", "system": system,
+        "topology": topology, "size": _SIZES[size], "hardware": "titan-rtx", "dtype": "fp32", "conventions": "common",
+        "implementation": "torch", "is_default": not assumption, "engine": engine, "metric": metric, "unit": "s",
+        "value": value, "gate": gate, "batch_size": batch, "input_gradient": True, "experts": experts,
         "status": "passed",
     }  # fmt: skip
     return json.dumps(row | rest) + "\n"

@@ -36,7 +36,7 @@ class Evidence:
         state = found and (found.st_mtime_ns, found.st_size)
         known = _READ.get(folder)
         if known is None or known[0] != state:
-            known = _READ[folder] = state, cls(folder.rows(*METRICS), folder.topologies)
+            known = _READ[folder] = state, cls(folder.rows(*METRICS, with_samples=False), folder.topologies)
         return known[1]
 
     @cached_property

@@ -130,9 +130,11 @@ def _change(
 ) -> Change:  # fmt: skip
     ends = series.points[step - 1], series.points[step]
     before, after = map(float, levels)
+    if not why and (words := thresholds_text(threshold, series.unit)) != "nothing":
+        why = f"above {words}"
     change = (after - before) / abs(before) if before else math.copysign(math.inf, after - before)
     return Change(
-        series, verdict, why or f"above {thresholds_text(threshold, series.unit)}", before, after, change,
+        series, verdict, why, before, after, change,
         (ends[0].run, ends[1].run), _commits(ends, history), history.runs[ends[1].run].created, is_last,
         threshold.gates, p_value,
     )  # fmt: skip

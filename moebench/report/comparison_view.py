@@ -151,7 +151,7 @@ def _section(
     rows = []
     for finding in kept:
         base, head = (
-            Linked(value(number, finding.unit), "", address)
+            Linked(value(number, finding.unit), "", address if number is not None else "")
             for number, address in zip((finding.base, finding.head), _addresses(finding, reports))
         )
         drawn = Drawn(f"{text_of(change(finding))}{drawing(finding, scale)}")

@@ -103,7 +103,7 @@ def _panel(panel: Headline) -> dict[str, Any]:
     """What the template shows of one headline metric."""
     known = panel.values[~np.isnan(panel.values)]
     counts = Counter(verdict for verdicts in panel.changes.values() for verdict in verdicts)
-    told = [f"{SYMBOLS[v]} {counts[v]:,} {v}" for v in VERDICTS if counts[v]]
+    told = [f"{counts[v]:,} {v}" for v in VERDICTS if counts[v]]
     verdicts = {place: _worst(own) for place, own in panel.changes.items()}
     label = f"{panel.title}: {len(known)} runs between {share(known.min() - 1)} and {share(known.max() - 1)}"
     return {

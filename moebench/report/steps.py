@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from moebench.program import COMMUNICATION, TO_HOST
+from moebench.results.rows import Row
 from moebench.results.store import RunFolder
 from moebench.run import Job, resume
 from moebench.workloads.errors import InputError
@@ -38,13 +39,11 @@ class Step:
 
 def steps_of(folder: RunFolder, cases: Sequence[str]) -> dict[str, Step]:
     """By system, the steps of those cases whose programs or regions the run holds."""
-    job, found = resume(folder.path), {}
-    for case in cases:
-        system = case.rpartition("/")[2]
-        step = _replayed(job, case, system) or _measured(folder, case, system)
-        if step is not None:
-            found[system] = step
-    return found
+    job = resume(folder.path)
+    found = {case: _replayed(job, case, case.rpartition("/")[2]) for case in cases}
+    others = [case for case in cases if found[case] is None]
+    found |= _measured(folder, others) if others else {}
+    return {case.rpartition("/")[2]: step for case in cases if (step := found.get(case)) is not None}
 
 
 def _replayed(job: Job, case: str, system: str) -> Step | None:
@@ -72,8 +71,16 @@ def _replayed(job: Job, case: str, system: str) -> Step | None:
     return Step(system, float(replay.step_time_s[0]), regions, float(replay.exposed_communication_s[0]), tracks)
 
 
-def _measured(folder: RunFolder, case: str, system: str) -> Step | None:
-    rows = [row for row in folder.rows("region_time", "step_time") if row.case == case and row.sample is None]
+def _measured(folder: RunFolder, cases: Sequence[str]) -> dict[str, Step | None]:
+    """The steps of cases that were timed by region, by their names."""
+    rows: dict[str, list[Row]] = {case: [] for case in cases}
+    for row in folder.rows("region_time", "step_time", with_samples=False):
+        if row.case in rows:
+            rows[row.case].append(row)
+    return {case: _from_regions(case.rpartition("/")[2], own) for case, own in rows.items()}
+
+
+def _from_regions(system: str, rows: Sequence[Row]) -> Step | None:
     step = next((row.value for row in rows if row.metric == "step_time"), None)
     if step is None:
         return None

@@ -64,7 +64,7 @@ def table_html(table: Table, anchors: Anchors | None = None) -> str:
             pieces.append("<tr>")
         for start, cell in zip(starts, row):
             pieces += (start, cell_html(cell, anchors))
-        pieces.append("\n")
+        pieces.append("</tr>\n")
     return "".join([*pieces, "</tbody></table></div>"])
 
 

@@ -74,7 +74,7 @@ def page(folder: RunFolder) -> dict[str, Any]:
     """Everything the template needs."""
     suite, record = folder.suite, folder.record
     scores = scoreboard(suite, folder)
-    frame = printable(table(folder, *METRICS))
+    frame = printable(table(folder, *METRICS, with_samples=False))
     lines = {plain(case): span for case, span in places(folder.results).items()}
     obtained = _obtained(folder, scores)
     defaults = {name: found.conditions[0] for name, found in obtained.items()}
@@ -130,12 +130,11 @@ def _lead(scores: list[Score], frame: Any, record: dict) -> list[str]:
 
 
 def _obtained(folder: RunFolder, scores: list[Score]) -> dict[str, Obtained]:
-    evidence = Evidence.of(folder)
     found = {}
     for score in scores:
         if score.conditions:
             try:
-                found[score.claim.id] = obtain(score.claim, folder.suite, evidence)
+                found[score.claim.id] = obtain(score.claim, folder.suite, Evidence.of(folder))  # read once
             except CantAnswer:
                 continue
     return found

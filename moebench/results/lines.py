@@ -85,10 +85,15 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return item if isinstance(item, dict) else None
 
 
-def objects(file: Path, metrics: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
+def objects(
+    file: Path, metrics: Sequence[str] = (), with_samples: bool = True
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and JSON object of each row of the whole cases; of the given metrics, or all.
 
     A case that stands there twice counts once, the first time (see `repeated`).
+
+    Args:
+        with_samples: or only summaries and what has no samples.
 
     Raises:
         InputError: a line is no row, or another version of moebench wrote it.
@@ -101,7 +106,7 @@ def objects(file: Path, metrics: Sequence[str] = ()) -> Iterator[tuple[int, dict
             continue
         if is_last:
             ended |= names
-        if not metrics or item["metric"] in metrics:
+        if (not metrics or item["metric"] in metrics) and (with_samples or item.get("sample") is None):
             yield number, item
 
 

@@ -190,13 +190,13 @@ class RunFolder:
         with storage(self.path):
             self.save()
 
-    def rows(self, *metrics: str) -> list[Row]:
-        """The rows of every whole case; of the given metrics, or all.
+    def rows(self, *metrics: str, with_samples: bool = True) -> list[Row]:
+        """The rows of every whole case; of the given metrics, or all; with measured samples, or their summaries only.
 
         Raises:
             InputError: a line is not a row; the text names it.
         """
-        return [lines.decode(item) for _, item in lines.objects(self.results, metrics)]
+        return [lines.decode(item) for _, item in lines.objects(self.results, metrics, with_samples)]
 
     def done(self) -> set[str]:
         """Hashes of the cases that have their rows."""

@@ -31,9 +31,9 @@ _CATEGORIES = (
 _INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d_ffn", "payload_bytes")
 
 
-def table(folder: RunFolder, *metrics: str) -> "pd.DataFrame":
+def table(folder: RunFolder, *metrics: str, with_samples: bool = True) -> "pd.DataFrame":
     """The rows of a run's whole cases; of the given metrics, or all. `draws` holds arrays, NaN where out of memory."""
-    return _frame(item for _, item in lines.objects(folder.results, metrics))
+    return _frame(item for _, item in lines.objects(folder.results, metrics, with_samples))
 
 
 def table_of(rows: Iterable[Row]) -> "pd.DataFrame":
@@ -47,9 +47,11 @@ def _frame(items: Iterable[dict[str, Any]]) -> "pd.DataFrame":
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(Row)}
     defaults = {name: None if default is MISSING else default for name, default in defaults.items()}
+    texts: dict[str, str] = {}  # the same few come again in every row, and each row brings its own copies
     for item in items:
         for name, column in columns.items():
-            column.append(item.get(name, defaults[name]))
+            value = item.get(name, defaults[name])
+            column.append(texts.setdefault(value, value) if type(value) is str else value)
     columns["draws"] = [np.array([np.nan if v is None else v for v in draws]) for draws in columns["draws"]]
     columns["unit"] = [unit or "" for unit in columns["unit"]]
     frame = pd.DataFrame(columns)

@@ -56,7 +56,8 @@ function tools(table) {
     const test = wanted(filter.value);
     let kept = 0;
     for (const row of rows) {
-      row.hidden = !test((row.search ??= row.textContent.toLowerCase()));
+      row.search ??= [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
+      row.hidden = !test(row.search);
       kept += !row.hidden;
     }
     count.textContent = filter.value.trim() ? `${kept.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows` : "";
