@@ -66,11 +66,17 @@ def _claims(path: Path) -> str:
 
 
 def _planned(path: Path) -> str:
-    """A suite is valid when its cases can be planned: systems and workloads too."""
+    """A suite is valid when its cases can be planned, systems and workloads too, and its figures name real numbers."""
+    from moebench.figures.gather import gather
     from moebench.plan import Filters, plan
     from moebench.workloads.load import load_suite
 
-    return f"; {len(plan(load_suite(str(path.absolute())), Filters()))} cases"
+    suite = load_suite(str(path.absolute()))
+    try:
+        figures = len(gather(suite))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return f"; {len(plan(suite, Filters()))} cases" + (f"; {figures} figures" if figures else "")
 
 
 def _run(path: Path) -> str:

@@ -38,3 +38,16 @@ def test_a_results_file_that_is_a_folder_is_refused_by_every_verb(moebench, run)
         said = moebench(*arguments)
         assert said.status == 2
         assert "Is a directory" in said.err.splitlines()[-1]
+
+
+def test_a_figure_of_a_suite_names_real_numbers(moebench, in_folder):
+    """`validate` counts a suite's figures, and refuses a reported number that isn't there."""
+    from moebench.workloads.load import load_suite
+
+    text = Path(load_suite("hetu").source_path).read_text()
+    Path("mine.toml").write_text(text)
+    assert moebench("validate", "mine.toml").out.endswith("; 9 figures\n")
+    Path("mine.toml").write_text(text.replace('reported = ["hetu-h2"]', 'reported = ["hetu-h22"]'))
+    assert "mine.toml: figure speedup-best-other: unknown reported number 'hetu-h22'" in moebench.refused(
+        "validate", "mine.toml"
+    )
