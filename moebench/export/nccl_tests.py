@@ -8,6 +8,7 @@ src/alltoall.cu). A block is one exchange on one topology.
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from moebench.compare.escape import plain
 from moebench.export.order import natural
 from moebench.results.rows import Row
 from moebench.results.store import RunFolder
@@ -43,6 +44,9 @@ def nccl_text(folder: RunFolder, experiments: Sequence[str] = ()) -> str:
     rows = [row for row in rows if not experiments or row.experiment in experiments]
     if not rows:
         raise InputError(f"{folder.path}: no rows of exchanges, of which alone nccl-tests has columns")
+    for row in rows:
+        if row.dtype not in TYPES or row.topology not in folder.topologies or not row.payload_bytes:
+            raise InputError(f"{folder.results}: {row.case}: no exchange of {row.dtype} on a machine of {folder.path}")
     rows.sort(key=_block)
     return "\n".join(_of_block(list(own), folder.topologies) for _, own in groupby(rows, key=_block))
 
@@ -63,8 +67,8 @@ def _of_block(rows: Sequence[Row], topologies: Mapping[str, Topology]) -> str:
     ]
     rates = []
     for row in sorted(rows, key=lambda row: row.payload_bytes or 0):
-        if row.value is None:
-            lines.append(f"# {row.payload_bytes} B: {row.status}: {row.reason}")
+        if row.value is None or row.value <= 0:
+            lines.append(f"# {row.payload_bytes} B: {row.status}: {plain(row.reason)}")
             continue
         size, count = _sizes(row, ranks)
         rate = size / row.value / GIGA
@@ -73,7 +77,7 @@ def _of_block(rows: Sequence[Row], topologies: Mapping[str, Topology]) -> str:
         numbers = (_number(row.value * MICRO, 7), _number(rate, 6), _number(rates[-1], 6), wrong)
         lines.append(_LINE.format(size, count, TYPES[row.dtype], "none", "-1", *numbers))
         if not row.counts:
-            lines.append(f"# the line above: {row.reason}")
+            lines.append(f"# the line above: {plain(row.reason)}")
     if rates:
         lines.append(f"# {'Avg bus bandwidth':<20} : {sum(rates) / len(rates):g}")
     return "\n".join(lines) + "\n"

@@ -85,6 +85,6 @@ def palette(count: int) -> list[Any]:
     return list(seaborn.color_palette("colorblind", max(count, 1)))
 
 
-def save(figure: Any, path: Path, form: str) -> None:
-    """Write a figure in one of `FORMATS`; the same figure gives the same bytes."""
-    figure.savefig(path, format=form, metadata=NOTHING[form])
+def save(figure: Any, path: Path, form: str, title: str = "") -> None:
+    """Write a figure in one of `FORMATS`, with a title for programs; the same figure gives the same bytes."""
+    figure.savefig(path, format=form, metadata=NOTHING[form] | {"Title": title})

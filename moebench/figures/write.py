@@ -43,7 +43,7 @@ def write_figures(drawings: Sequence[Drawing], folder: Path, formats: Sequence[s
             with print_style():
                 figure = draw_stacks(drawing) if drawing.figure.value == REGIONS else draw(drawing)
                 for form in formats:
-                    save(figure, folder / f"{name}.{form}", form)
+                    save(figure, folder / f"{name}.{form}", form, drawing.figure.title)
                 plt.close(figure)
             write_atomically(folder / f"{name}.csv", csv_of(drawing))
             found[name] = [f"{name}.{form}" for form in (*formats, "csv")]
