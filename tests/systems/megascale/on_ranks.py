@@ -18,6 +18,7 @@ from moebench.systems.megascale.volumes import Sizes, printed, sent
 from moebench.systems.megascale.weights import joined, part, random_weights
 from moebench.trace.recorder import Recorder
 from moebench.workloads.models.decoder import DecoderShape
+from tests.systems.megascale import gradients_on_ranks as gradients
 
 S, B = 8, 4
 SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3, shared_ffn=8)
@@ -222,4 +223,7 @@ def all_checks(group):
     found["bytes"] = bytes_equal_the_formulas(group)
     found["listed"] = the_listed_layer_equals_the_definition(group)
     found["kept"] = kept_tensors_are_those_of_fig_9(group)
+    found["gradients"] = gradients.sums_are_within_their_errors(group)
+    found["fp8"] = gradients.fp8_is_within_its_error(group)
+    found["sharded"] = gradients.sharded_adam_is_adam(group)
     return found

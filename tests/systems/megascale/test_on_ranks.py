@@ -6,7 +6,10 @@ import pytest
 
 from moebench.ranks import run_ranks
 
-CHECKS = ("strategies shared", "strategies normed", "strategies crowded", "bytes", "listed", "kept")
+CHECKS = (
+    *("strategies shared", "strategies normed", "strategies crowded", "bytes", "listed", "kept"),
+    *("gradients", "fp8", "sharded"),
+)
 
 
 @cache
