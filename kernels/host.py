@@ -25,6 +25,7 @@ QUANTITIES = (
     "kept_rows",  # [1] their sum
     "received_kept_counts",  # [R, E/R] such routes of each rank to this rank's experts
     "received_kept_by_expert",  # [E/R] such routes of all ranks to each of this rank's experts
+    "received_kept_by_part",  # [P, E/R] the same of P equal parts of every rank's tokens, one after another
     "received_kept_rows",  # [1] such routes of all ranks to this rank
     "expert_loads",  # [E] such routes of all ranks to each expert
     "rounds",  # [1] rounds that a data-dependent gate took

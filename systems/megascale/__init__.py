@@ -5,6 +5,8 @@
     routing.py     router, device-level balance loss, rows of the experts
     attention.py   four ways to run attention: tp, sp, cp, dp
     experts.py     three ways to run the experts: tp, ep-a2a, ep-ag
+    heads.py, ffn.py  what a rank computes in between
+    overlapped.py  pairs of a product and a collective in chunks
     layer.py       the layer put together from them
     volumes.py     the paper's formulas of what is sent, Eqs 1 to 10, and which way for which number of choices
     macro.py       the layer as one node with its operators listed; chain.py what is kept for the backward,
@@ -12,6 +14,9 @@
     gradients.py   data-parallel gradients: BF16 all-to-all with FP32 sums, beside two other ways
     sharded.py     an optimiser whose state is divided among the replicas
     fp8_exchange.py  a reduce-scatter whose rows travel in FP8
+    stage.py       layers of a model with embedding, head and loss at its ends
+    sync.py        gradients of replicated weights, inside nodes and between them
+    pipeline.py    1F1B and its interleaved form, composed from stage costs
 
 The authors released no code; section numbers are those of the paper's third version.
 

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moebench.kernels.attention import attention
 from moebench.kernels.collectives.group import Group
-from moebench.kernels.collectives.start_wait import start_all_gather, start_all_to_all, start_reduce_scatter
+from moebench.kernels.collectives.start_wait import start_all_gather, start_reduce_scatter
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
-from moebench.kernels.rope import rope, rope_tables
+from moebench.kernels.rope import rope_tables
+from moebench.systems.megascale.heads import Heads, unpack_heads
+from moebench.systems.megascale.overlapped import project_and_send, send_and_project
 from moebench.systems.megascale.weights import Cut
 from moebench.workloads.models.decoder import DecoderShape
 
@@ -48,56 +49,29 @@ def problem(strategy: str, shape: DecoderShape, ranks: int, sequence: int, batch
     return None
 
 
-class Heads:
-    """What all strategies do to rows: projection, norms of heads, rotary positions, attention itself."""
-
-    def __init__(self, weights: nn.ParameterDict, shape: DecoderShape, parts: int) -> None:
-        self.weights, self.shape = weights, shape
-        self.columns = [columns // parts for columns in (shape.queries, shape.keys, shape.keys)]
-
-    def projected(self, h_SBD: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of every row, heads side by side, q and k turned: each [S, B, columns]."""
-        positions, batch, d_model = h_SBD.shape
-        qkv_TC = torch.mm(h_SBD.reshape(-1, d_model), self.weights["qkv_DC"])
-        q_TC, k_TC, v_TC = qkv_TC.split(self.columns, 1)
-        q = self._turned(q_TC, "query_norm", positions, tables)
-        k = self._turned(k_TC, "key_norm", positions, tables)
-        return tuple(one.reshape(positions, batch, -1) for one in (q, k, v_TC))  # type: ignore[return-value]
-
-    def _turned(self, x_TC: Tensor, norm: str, positions: int, tables: tuple[Tensor, Tensor]) -> Tensor:
-        size = self.shape.head_size
-        if self.shape.qk_norm:
-            x_TC = rms_norm(x_TC.reshape(-1, size), self.weights[norm], self.shape.eps)
-        return rope(x_TC.reshape(positions, -1, size), *tables)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention of [S, B, columns]; the queries are the last positions of the keys'."""
-        size = self.shape.head_size
-        by_head = (x.unflatten(2, (-1, size)).permute(1, 2, 0, 3) for x in (q, k, v))
-        return attention(*by_head).permute(2, 0, 1, 3).flatten(2)
-
-    def out(self, y_SBQ: Tensor) -> Tensor:
-        """The output projection."""
-        y_TD = torch.mm(y_SBQ.reshape(-1, y_SBQ.shape[2]), self.weights["out_QD"])
-        return y_TD.view(*y_SBQ.shape[:2], -1)
-
-
 class Attention(nn.Module):
     """Norm, attention and its projections on this rank's rows: `forward(x_SBD) -> y_SBD`.
 
     Attributes:
         weights: `norm1_D`, `qkv_DC` (this rank's columns of query, key and value side by side), `out_QD` and, where
             heads are normed, `query_norm` and `key_norm`.
+        chunks: of rows that `sp` sends while it computes others.
     """
 
     cos: Tensor
     sin: Tensor
 
     def __init__(
-        self, strategy: str, shape: DecoderShape, sequence: int, group: Group, weights: nn.ParameterDict
+        self,
+        strategy: str,
+        shape: DecoderShape,
+        sequence: int,
+        group: Group,
+        weights: nn.ParameterDict,
+        chunks: int = 1,
     ) -> None:
         super().__init__()
-        self.shape, self.group, self.weights = shape, group, weights
+        self.shape, self.group, self.weights, self.chunks = shape, group, weights, chunks
         self.heads, self.run = Heads(weights, shape, group.size if strategy == "tp" else 1), RUNS[strategy]
         at_home = strategy in ("sp", "cp")  # rows are turned where they are, not after they were gathered
         rows = sequence // group.size if at_home else sequence
@@ -125,30 +99,9 @@ def _tensor_parallel(self: Attention, h_SBD: Tensor) -> Tensor:
 
 
 def _ulysses(self: Attention, h_SBD: Tensor) -> Tensor:
-    q, k, v = self.heads.projected(h_SBD, (self.cos, self.sin))
-    packed = pack_heads((q, k, v), self.group.size)
-    with region("exchange"):
-        qkv = start_all_to_all(packed, self.group).wait()
+    qkv = project_and_send(self.heads, h_SBD, (self.cos, self.sin), self.group, self.chunks)
     y = self.heads.attend(*unpack_heads(qkv, self.shape, self.group.size))
-    with region("exchange"):
-        y = start_all_to_all(y.contiguous(), self.group).wait()
-    return self.heads.out(merge_heads(y, self.group.size))
-
-
-def pack_heads(parts: tuple[Tensor, ...], ranks: int) -> Tensor:
-    """[s, B, columns] of q, k and v with rank j's heads of all three together: [n s, B, columns / n]; one copy."""
-    by_rank = [x.unflatten(2, (ranks, -1)).permute(2, 0, 1, 3) for x in parts]
-    return torch.cat(by_rank, 3).flatten(0, 1)
-
-
-def unpack_heads(qkv: Tensor, shape: DecoderShape, ranks: int) -> tuple[Tensor, ...]:
-    """q, k and v of this rank's heads, views of what came: [S, B, columns / n] each."""
-    return qkv.split([columns // ranks for columns in (shape.queries, shape.keys, shape.keys)], 2)
-
-
-def merge_heads(y: Tensor, ranks: int) -> Tensor:
-    """What came from the ranks' heads, [n s, B, Q / n], side by side: [s, B, Q]; one copy."""
-    return y.unflatten(0, (ranks, -1)).permute(1, 2, 0, 3).flatten(2)
+    return send_and_project(self.heads, y, self.group, self.chunks)
 
 
 def _context_parallel(self: Attention, h_SBD: Tensor) -> Tensor:

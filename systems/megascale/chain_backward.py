@@ -12,7 +12,6 @@ from moebench.kernels.collectives.start_wait import start_all_gather, start_all_
 from moebench.kernels.grouped_gemm import grouped_gemm, grouped_gemm_dw
 from moebench.kernels.permute import permute, unpermute
 from moebench.kernels.rms_norm import rms_norm_backward
-from moebench.systems.megascale.attention import merge_heads, pack_heads
 from moebench.systems.megascale.chain import Operator, State
 from moebench.systems.megascale.chain_forward import (
     by_head,
@@ -25,6 +24,7 @@ from moebench.systems.megascale.chain_forward import (
     start_tokens,
     turned,
 )
+from moebench.systems.megascale.heads import merge_heads, pack_heads
 
 _activation_backward = torch.ops.moebench.activation_backward
 

@@ -13,10 +13,9 @@ from moebench.kernels.grouped_gemm import grouped_gemm
 from moebench.kernels.permute import permute, unpermute
 from moebench.kernels.rms_norm import rms_norm_with_inverse
 from moebench.kernels.rope import rope
-from moebench.systems.megascale.attention import merge_heads, pack_heads
 from moebench.systems.megascale.chain import Operator, State
-from moebench.systems.megascale.experts import rows_here
-from moebench.systems.megascale.routing import device_shares, route, weights_of_rows
+from moebench.systems.megascale.heads import merge_heads, pack_heads
+from moebench.systems.megascale.routing import device_shares, route, rows_here, weights_of_rows
 
 
 def norm1(s: State) -> None:

@@ -12,11 +12,10 @@ anyway, and its part is added before the reduce-scatter; under `ep-a2a` every ra
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from moebench.kernels.activation import activate
 from moebench.kernels.collectives.blocks import reorder_blocks
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import (
@@ -26,11 +25,12 @@ from moebench.kernels.collectives.start_wait import (
     start_all_to_all,
     start_reduce_scatter,
 )
-from moebench.kernels.expert_ffn import expert_ffn_grouped_device
 from moebench.kernels.host import read_ints
 from moebench.kernels.permute import permute, unpermute
 from moebench.kernels.region import region
-from moebench.systems.megascale.routing import Routes, Rows, rows_of, weights_of_rows
+from moebench.systems.megascale.ffn import run_experts, run_shared
+from moebench.systems.megascale.overlapped import gather_and_multiply, multiply_and_reduce
+from moebench.systems.megascale.routing import Routes, rows_here, rows_of, weights_of_rows
 from moebench.systems.megascale.weights import Cut
 from moebench.workloads.models.decoder import DecoderShape
 
@@ -38,6 +38,14 @@ STRATEGIES = ("tp", "ep-a2a", "ep-ag")
 _BY_EXPERT = {"w1_EDF": 0, "w3_EDF": 0, "w2_EFD": 0}
 _BY_WIDTH = {"w1_EDF": 2, "w3_EDF": 2, "w2_EFD": 1}
 _SHARED = ("shared1_DF", "shared3_DF", "shared2_FD")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A strategy, and into how many chunks its tokens are cut (those that gather tokens)."""
+
+    strategy: str
+    chunks: int = 1
 
 
 def cuts(strategy: str) -> dict[str, Cut]:
@@ -57,23 +65,6 @@ def problem(strategy: str, shape: DecoderShape, ranks: int) -> str | None:
     return None
 
 
-def run_experts(x_ND: Tensor, ends_L: Tensor, weights_N: Tensor, weights: nn.ParameterDict) -> Tensor:
-    """Rows sorted by expert through their experts, times their weights."""
-    with region("experts"):
-        return expert_ffn_grouped_device(
-            x_ND, ends_L, weights["w1_EDF"], weights["w2_EFD"], weights["w3_EDF"], "swiglu", weights_N
-        )
-
-
-def run_shared(x_TD: Tensor, weights: nn.ParameterDict) -> Tensor | None:
-    """The shared expert, or this rank's part of it, on all rows; None without one."""
-    if "shared1_DF" not in weights:
-        return None
-    with region("dense"):
-        h_TF = activate(torch.mm(x_TD, weights["shared1_DF"]), "swiglu", torch.mm(x_TD, weights["shared3_DF"]))
-        return torch.mm(h_TF, weights["shared2_FD"])
-
-
 def gathered(h_TD: Tensor, routes: Routes, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, experts and weights of all ranks, in the ranks' order; the small ones travel beside the tokens."""
     with region("exchange"):
@@ -82,18 +73,14 @@ def gathered(h_TD: Tensor, routes: Routes, group: Group) -> tuple[Tensor, Tensor
         return tokens.wait(), experts.wait(), weights.wait()
 
 
-def rows_here(experts_WK: Tensor, strategy: str, shape: DecoderShape, group: Group) -> tuple[Rows, int]:
-    """Rows of this rank's experts, and how many: known under `tp`, read under `ep-ag`."""
-    local = shape.experts if strategy == "tp" else shape.experts // group.size
-    rows = rows_of(experts_WK, 0 if strategy == "tp" else group.index * local, local)
-    if strategy == "tp" or group.size == 1:
-        return rows, experts_WK.numel()
-    return rows, sum(read_ints(rows.counts_L, "received_kept_by_expert"))
-
-
 def _by_all_gather(
-    h_TD: Tensor, routes: Routes, weights: nn.ParameterDict, shape: DecoderShape, group: Group, strategy: str
+    h_TD: Tensor, routes: Routes, weights: nn.ParameterDict, shape: DecoderShape, group: Group, setting: Setting
 ) -> Tensor:
+    strategy = setting.strategy
+    if setting.chunks > 1:
+        first = 0 if strategy == "tp" else group.index * (shape.experts // group.size)
+        parts = gather_and_multiply(h_TD, routes, weights, group, first, setting.chunks)
+        return multiply_and_reduce(parts, weights, group)
     h_WD, experts_WK, weights_WK = gathered(h_TD, routes, group)
     with region("dispatch"):
         rows, count = rows_here(experts_WK, strategy, shape, group)
@@ -109,11 +96,11 @@ def _by_all_gather(
 
 
 def _by_all_to_all(
-    h_TD: Tensor, routes: Routes, weights: nn.ParameterDict, shape: DecoderShape, group: Group, strategy: str
+    h_TD: Tensor, routes: Routes, weights: nn.ParameterDict, shape: DecoderShape, group: Group, setting: Setting
 ) -> Tensor:
     ranks, local = group.size, shape.experts // group.size
     if ranks == 1:  # nothing travels, and nothing is read
-        return _by_all_gather(h_TD, routes, weights, shape, group, strategy)
+        return _by_all_gather(h_TD, routes, weights, shape, group, setting)
     with region("dispatch"):
         rows = rows_of(routes.experts_TK, 0, shape.experts)
     with region("exchange"):
@@ -147,5 +134,5 @@ def _by_all_to_all(
         return y_TD if shared_TD is None else y_TD + shared_TD
 
 
-Run = Callable[[Tensor, Routes, nn.ParameterDict, DecoderShape, Group, str], Tensor]
+Run = Callable[[Tensor, Routes, nn.ParameterDict, DecoderShape, Group, Setting], Tensor]
 RUNS: dict[str, Run] = {"tp": _by_all_gather, "ep-ag": _by_all_gather, "ep-a2a": _by_all_to_all}

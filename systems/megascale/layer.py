@@ -22,12 +22,17 @@ from moebench.workloads.models.decoder import DecoderShape
 _QKV = ("query_DQ", "key_DG", "value_DG")  # which a rank holds side by side
 
 
-def problem(shape: DecoderShape, ranks: int, sequence: int, batch: int, by: tuple[str, str]) -> str | None:
+def problem(
+    shape: DecoderShape, ranks: int, sequence: int, batch: int, by: tuple[str, str], chunks: int = 1
+) -> str | None:
     """Why the layer can't run on n ranks under these strategies, naming the sizes; None when it can.
 
     Args:
         by: of attention and of the experts.
     """
+    if chunks < 1 or sequence // ranks % chunks or sequence * batch // ranks % chunks:
+        part_of = f"a rank's part of sequence = {sequence} and batch = {batch} on ranks = {ranks}"
+        return f"chunks = {chunks} can't cut {part_of}"
     return (
         shape.problem()
         or attention.problem(by[0], shape, ranks, sequence, batch)
@@ -42,6 +47,8 @@ class DecoderLayer(nn.Module):
         sequence: S, of whole sequences.
         batch: B; under attention `dp` each rank has B / n of them.
         attention_by, experts_by: strategies.
+        chunks: into which a rank's rows are cut, so that collectives overlap with the products next to them (`sp`,
+            `tp` and `ep-ag` of experts; overlapped.py).
 
     Raises:
         InputError: an unknown strategy, or a shape that it can't run on these ranks.
@@ -57,6 +64,7 @@ class DecoderLayer(nn.Module):
         experts_by: str = "ep-ag",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        chunks: int = 1,
     ) -> None:
         super().__init__()
         for what, name, known in (
@@ -65,17 +73,17 @@ class DecoderLayer(nn.Module):
         ):
             if name not in known:
                 raise one_of(what, name, known)
-        reason = problem(shape, group.size, sequence, batch, (attention_by, experts_by))
+        reason = problem(shape, group.size, sequence, batch, (attention_by, experts_by), chunks)
         if reason is not None:
             raise InputError(reason)
         self.shape, self.group = shape, group
-        self.attention_by, self.experts_by = attention_by, experts_by
+        self.attention_by, self.experts_by, self.chunks = attention_by, experts_by, chunks
         self.cuts: dict[str, Cut] = attention.cuts(attention_by) | experts.cuts(experts_by)
         like = torch.empty(0, device=device, dtype=dtype)
         self.weights = nn.ParameterDict(
             {name: nn.Parameter(like.new_empty(size)) for name, size in self._held_sizes().items()}
         )
-        self.attention = Attention(attention_by, shape, sequence, group, self.weights)
+        self.attention = Attention(attention_by, shape, sequence, group, self.weights, chunks)
 
     def _held_sizes(self) -> dict[str, tuple[int, ...]]:
         held = {}
@@ -107,7 +115,8 @@ class DecoderLayer(nn.Module):
             routes = route(h_TD, self.weights["router_DE"], self.shape)
             devices = 1 if self.experts_by == "tp" else self.group.size
             aux = device_balance_loss(routes.probs_TE, routes.experts_TK, devices)
-        y_TD = experts.RUNS[self.experts_by](h_TD, routes, self.weights, self.shape, self.group, self.experts_by)
+        setting = experts.Setting(self.experts_by, self.chunks)
+        y_TD = experts.RUNS[self.experts_by](h_TD, routes, self.weights, self.shape, self.group, setting)
         return y_TD, aux
 
     @torch.no_grad()

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from moebench.kernels.assign_slots import assign_slots
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.host import read_ints
 from moebench.kernels.permute import sorted_rows
 from moebench.kernels.topk_gate import topk_gate
 from moebench.workloads.models.decoder import DecoderShape
@@ -74,6 +76,15 @@ def rows_of(experts_WK: Tensor, first: int, local: int) -> Rows:
     own_WK = own_WK.masked_fill(own_WK.clamp(0, local - 1) != own_WK, -1)
     positions_WK, counts_L = assign_slots(own_WK, local, "token-major")
     return Rows(sorted_rows(own_WK, positions_WK, counts_L), counts_L, counts_L.cumsum(0))
+
+
+def rows_here(experts_WK: Tensor, strategy: str, shape: DecoderShape, group: Group) -> tuple[Rows, int]:
+    """Rows of this rank's experts, and how many: known under `tp`, read under `ep-ag`."""
+    local = shape.experts if strategy == "tp" else shape.experts // group.size
+    rows = rows_of(experts_WK, 0 if strategy == "tp" else group.index * local, local)
+    if strategy == "tp" or group.size == 1:
+        return rows, experts_WK.numel()
+    return rows, sum(read_ints(rows.counts_L, "received_kept_by_expert"))
 
 
 def weights_of_rows(weights_WK: Tensor, rows_WK: Tensor, num_rows: int) -> Tensor:

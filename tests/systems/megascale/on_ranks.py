@@ -19,6 +19,7 @@ from moebench.systems.megascale.weights import joined, part, random_weights
 from moebench.trace.recorder import Recorder
 from moebench.workloads.models.decoder import DecoderShape
 from tests.systems.megascale import gradients_on_ranks as gradients
+from tests.systems.megascale.sync_on_ranks import sums_over_nodes_are_sums
 
 S, B = 8, 4
 SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3, shared_ffn=8)
@@ -142,6 +143,37 @@ def waits_without_work(ops):
     return found
 
 
+def runs_beside_products(ops):
+    """Of each collective of rows, in the order of their starts, whether a product runs between start and wait."""
+    ends = {start: op.index for op in ops for start in op.waits_on}
+    rows = [op for op in ops if op.collective is not None and len(op.shapes[0]) > 1 and op.shapes[0][-1] % 8 == 0]
+    return [any(one.kind == "product" for one in ops[op.index : ends[op.index]]) for op in rows]
+
+
+def chunks_equal_the_definition(group):
+    """Pairs of products and collectives in two chunks: as the plain form, and everything that can overlaps."""
+    wrong = []
+    for name, by in (("shared", ("sp", "ep-ag")), ("crowded", ("sp", "ep-ag")), ("bare", ("cp", "tp"))):
+        shape, weights, x, upstream = whole(name)
+        layer = DecoderLayer(shape, S, B, group, *by, dtype=torch.float64, chunks=2)
+        layer.load(weights)
+        y, x_grad, w_grads, _ = expected(name, 0, group.size, 1 if by[1] == "tp" else group.size)
+        own = layer.own_rows(x).requires_grad_()
+        with Recorder([*layer.weights.values(), own]) as recorder:
+            ours, aux = layer(own)
+        torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
+        # Of two chunks the first of a product's travels beside the second product, or the second beside the first one.
+        order = [True, False, False, True, False, True, True, False]
+        if group.size > 1 and by == ("sp", "ep-ag") and runs_beside_products(recorder.ops) != order:
+            wrong.append(f"{name}: {runs_beside_products(recorder.ops)}")
+        wrong += compared(f"{name} {by} y", ours.detach(), layer.own_rows(y))
+        wrong += compared(f"{name} {by} dx", own.grad, layer.own_rows(x_grad))
+        found = gradients_of_all(layer)
+        for weight, wanted in w_grads.items():
+            wrong += compared(f"{name} {by} {weight}", found[weight], wanted)
+    return wrong
+
+
 def bytes_equal_the_formulas(group):
     """What real ranks send in a forward, of rows; under balanced routing."""
     shape, sizes, weights, x = balanced(group.size)
@@ -223,7 +255,9 @@ def all_checks(group):
     found["bytes"] = bytes_equal_the_formulas(group)
     found["listed"] = the_listed_layer_equals_the_definition(group)
     found["kept"] = kept_tensors_are_those_of_fig_9(group)
+    found["chunks"] = chunks_equal_the_definition(group)
     found["gradients"] = gradients.sums_are_within_their_errors(group)
     found["fp8"] = gradients.fp8_is_within_its_error(group)
     found["sharded"] = gradients.sharded_adam_is_adam(group)
+    found["nodes"] = sums_over_nodes_are_sums(group)
     return found

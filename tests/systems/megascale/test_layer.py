@@ -11,6 +11,7 @@ from moebench.systems.megascale import attention, experts
 from moebench.systems.megascale.chain import KEPT, kept_elements
 from moebench.systems.megascale.layer import DecoderLayer
 from moebench.systems.megascale.macro import ListedLayer
+from moebench.systems.megascale.overlapped import sources_of_tiles
 from moebench.systems.megascale.routing import device_balance_loss, rows_of
 from moebench.systems.megascale.volumes import Sizes
 from moebench.systems.megascale.weights import random_weights
@@ -110,3 +111,28 @@ def test_what_the_listed_layer_has_not_is_refused():
         ListedLayer(SHAPE, 8, 4, described_group(1), "none")
     with pytest.raises(ValueError, match="keep is 'some'; choose one of all, selective"):
         kept_elements(Sizes(1, 1, 1, 1, 1, 1), 1, "some")
+
+
+def test_rows_by_source_rank_let_a_tile_wait_for_fewer_ranks():
+    """By expert and then by rank, a tile has rows of one or two ranks; in any order inside the expert, of most."""
+    counts, ranks, tile = [[40, 24, 64, 0], [3, 0, 125, 130]], range(4), 32
+    ends = [sum(map(sum, counts[: expert + 1])) for expert in range(2)]
+    by_rank = [rank for row in counts for rank in ranks for _ in range(row[rank])]
+    found = sources_of_tiles(by_rank, ends, tile)
+    assert found == [1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    generator = torch.Generator().manual_seed(0)
+    begin, mixed = 0, []
+    for end in ends:
+        mixed += [by_rank[begin + place] for place in torch.randperm(end - begin, generator=generator).tolist()]
+        begin = end
+    assert sum(sources_of_tiles(mixed, ends, tile)) > 1.5 * sum(found)
+    assert sources_of_tiles([], [0, 0], 128) == []
+    with pytest.raises(ValueError, match="tile = 0"):
+        sources_of_tiles([0], [1], 0)
+
+
+def test_chunks_that_cut_no_rank_evenly_are_refused():
+    """Eight positions on four ranks are two each."""
+    for chunks in (0, 3):
+        with pytest.raises(InputError, match=f"chunks = {chunks} can't cut a rank's part of sequence = 8"):
+            DecoderLayer(SHAPE, 8, 4, described_group(4), chunks=chunks)

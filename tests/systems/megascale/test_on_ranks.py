@@ -1,4 +1,4 @@
-"""MegaScale-MoE on 1, 2 and 4 real ranks: one start of the ranks each, shared by all checks."""
+"""MegaScale-MoE on 1, 2 and 4 real ranks, four of them as two nodes: one start each, shared by all checks."""
 
 from functools import cache
 
@@ -8,14 +8,15 @@ from moebench.ranks import run_ranks
 
 CHECKS = (
     *("strategies shared", "strategies normed", "strategies crowded", "bytes", "listed", "kept"),
-    *("gradients", "fp8", "sharded"),
+    *("chunks", "gradients", "fp8", "sharded", "nodes"),
 )
 
 
 @cache
 def results(world):
     """What every rank says to every check."""
-    return run_ranks("tests.systems.megascale.on_ranks:all_checks", world, timeout_s=280)
+    node = 2 if world == 4 else None
+    return run_ranks("tests.systems.megascale.on_ranks:all_checks", world, timeout_s=280, ranks_per_node=node)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

@@ -1,0 +1,67 @@
+"""Pipeline schedules: closed forms, orders that can run, what stages keep, refusals."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebench.systems.megascale.pipeline import BACKWARD, FORWARD, StageCost, Work, compose, schedule
+
+
+SHARES = [(360, 0.963), (180, 0.928), (120, 0.896), (90, 0.865), (60, 0.811)]
+
+
+@pytest.mark.parametrize(("microbatches", "share"), SHARES)
+def test_bubbles_of_the_papers_runs(microbatches, share):
+    """Fifteen stages: m of m + 14 slots are busy."""
+    timeline = compose([StageCost(1.0, 2.0)] * 15, 15, microbatches)
+    assert timeline.time_s == pytest.approx(3 * (microbatches + 14))
+    assert 1 - timeline.bubble == pytest.approx(share, abs=5e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(stages=st.integers(1, 5), turns=st.integers(1, 4), chunks=st.integers(1, 4))
+def test_interleaving_divides_the_bubble(stages, turns, chunks):
+    """Even stages: m (f + b) + (p - 1) (f + b) / v; everything is done once, and in an order that can run."""
+    microbatches = stages * turns
+    costs = [StageCost(1.0 / chunks, 2.0 / chunks)] * (stages * chunks)
+    timeline = compose(costs, stages, microbatches, chunks)
+    assert timeline.time_s == pytest.approx(3 * microbatches + 3 * (stages - 1) / chunks)
+    every = {Work(way, m, c) for way in (FORWARD, BACKWARD) for m in range(microbatches) for c in range(chunks)}
+    for order in schedule(stages, microbatches, chunks):
+        assert len(order) == len(every)
+        assert set(order) == every
+
+
+def test_a_stage_keeps_what_is_under_way():
+    """1F1B: stage i of p keeps p - i micro-batches, however many there are; interleaved, some chunks more."""
+    timeline = compose([StageCost(1.0, 2.0, 10.0)] * 4, 4, 12)
+    assert timeline.kept_bytes == (40.0, 30.0, 20.0, 10.0)
+    halves = compose([StageCost(0.5, 1.0, 5.0)] * 8, 4, 12, 2)
+    assert halves.kept_bytes == (55.0, 45.0, 35.0, 25.0)
+
+
+def test_the_slowest_stage_and_transfers_show():
+    """Long steps take the slowest stage's time a micro-batch; transfers delay the first micro-batch each way."""
+    costs = [StageCost(1.0, 1.0), StageCost(2.0, 2.0), StageCost(1.0, 1.0)]
+    assert compose(costs, 3, 100).time_s == 1 + 4 * 100 + 1
+    still, moved = (compose([StageCost(1.0, 1.0)] * 2, 2, 2, transfer_s=t).time_s for t in (0.0, 0.25))
+    assert moved - still == pytest.approx(0.5)
+    assert compose([StageCost(1.0, 2.0)], 1, 5).bubble == 0
+    assert compose([StageCost(0.0, 0.0)] * 2, 2, 2).bubble == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ((4, 3), "microbatches = 3 are fewer than stages = 4"),
+        ((4, 6, 2), "microbatches = 6 must be a multiple of stages = 4"),
+        ((0, 3), "stages = 0: must be at least 1"),
+        ((2, 2, 0), "chunks = 0: must be at least 1"),
+    ],
+)
+def test_numbers_without_a_schedule_are_refused(numbers, told):
+    """One error that names them."""
+    with pytest.raises(ValueError, match=told):
+        schedule(*numbers)
+    with pytest.raises(ValueError, match="3 costs for stages = 2 with chunks = 1"):
+        compose([StageCost(1, 1)] * 3, 2, 2)
