@@ -9,14 +9,30 @@ from dataclasses import dataclass, field
 
 from moebench.workloads.kernel import DIMENSIONS
 
-SPEEDUP, TIME, REGIONS = "speedup", "time", "regions"
-VALUES = (SPEEDUP, TIME, REGIONS)  # a baseline's time over the own; a time; a time by region
+SPEEDUP, REDUCTION, METRIC, REGIONS = "speedup", "reduction", "metric", "regions"
+# A baseline's time over the own; the share of a baseline's that the own is less; a metric itself; a step by region.
+VALUES = (SPEEDUP, REDUCTION, METRIC, REGIONS)
+AGAINST = (SPEEDUP, REDUCTION)  # values that need a baseline
+# Metric -> what it is called, its unit in a figure, and how much of the unit of rows that is.
+QUANTITIES: Mapping[str, tuple[str, str, float]] = {
+    "step_time": ("step time", "ms", 1e-3),
+    "kernel_time": ("time of one call", "us", 1e-6),
+    "collective_time": ("time of one exchange", "us", 1e-6),
+    "exposed_communication": ("exposed communication", "ms", 1e-3),
+    "optimisation_time": ("time of the passes", "min", 60.0),
+    "prediction_error": ("error of the prediction", "%", 0.01),
+    "alltoall_share_of_step": ("all-to-alls of a step", "%", 0.01),
+    "alltoall_over_expert_time": ("all-to-alls over experts", "", 1.0),
+    "best_partition_count": ("most parts of a range", "", 1.0),
+    "peak_memory": ("peak memory", "GiB", 2.0**30),
+}
 BARS, LINES = "bars", "lines"
 MARKS = (BARS, LINES)
 COLUMN, PAGE = "column", "page"
 WIDTHS = (COLUMN, PAGE)  # of a paper in two columns
 SYSTEM, BEST_OTHER = "system", "best-other"
 AXES = ("x", "series", "panel")
+CLUSTER = "cluster"
 NUMBERS = ("batch_size", "size", "payload", *DIMENSIONS)  # lists whose values are in order
 MOST_SERIES = 8  # more colours and marks nobody tells apart
 
@@ -29,7 +45,8 @@ class PaperFigure:
         name: of its files. number: as the paper counts it; empty where that is not known.
         published: what the paper published of it, a sentence.
         not_drawn: why there is nothing to draw; a figure that has it has none of what follows.
-        value: `speedup`, `time` or `regions`, of `experiment`; baseline: of a speedup, a system or `best-other`.
+        value: one of `VALUES`, of `experiment`; metric: of which quantity, the experiment's own where none is named.
+        baseline: a system, or of a speedup `best-other`.
         x, series, panel: names of lists of the experiment. only: name of a list -> what is kept of it, as text.
         reported: ids of the reported numbers that stand in it.
         mark: `bars` or `lines`. width: `column` or `page`.
@@ -42,6 +59,7 @@ class PaperFigure:
     not_drawn: str = ""
     experiment: str = ""
     value: str = ""
+    metric: str = ""
     baseline: str = ""
     x: str = ""
     series: str = ""

@@ -1,12 +1,21 @@
 """What varies in an experiment, by the names that its figures know: the lists that are their axes."""
 
 from moebench.workloads.exchange import size_words
-from moebench.workloads.figure import SYSTEM, PaperFigure
-from moebench.workloads.suite import AnyExperiment, ExchangeExperiment, KernelExperiment, LayerExperiment
+from moebench.workloads.figure import CLUSTER, SYSTEM, PaperFigure
+from moebench.workloads.suite import (
+    AnyExperiment,
+    ExchangeExperiment,
+    KernelExperiment,
+    LayerExperiment,
+    ModelExperiment,
+)
 
 
 def lists_of(experiment: AnyExperiment) -> dict[str, tuple[str, ...]]:
-    """Name -> values as text, in order, of what varies in an experiment; empty for one whose results have no axes."""
+    """Name -> values as text, of what varies in an experiment, sizes from small to large, others as they are listed.
+
+    Empty for one whose results have no axes.
+    """
     found: dict[str, list[str]] = {SYSTEM: list(experiment.systems)}
     if isinstance(experiment, LayerExperiment):
         found |= {
@@ -22,9 +31,23 @@ def lists_of(experiment: AnyExperiment) -> dict[str, tuple[str, ...]]:
             parts = {"op": (grid.op,), "dtype": grid.dtypes, "direction": grid.directions, "variant": grid.variants}
             for name, values in (parts | dict(grid.shapes)).items():
                 found.setdefault(name, []).extend(map(str, values))
+    elif isinstance(experiment, ModelExperiment):
+        found |= {
+            "model": list(experiment.models),
+            "gate": [gate.label for gate in experiment.gates],
+            "size": list(experiment.sizes),
+            CLUSTER: [cluster_of(experiment, node_type) for node_type in experiment.node_types],
+        }
     else:
         return {}
+    if "size" in found:
+        found["size"].sort(key=lambda size: tuple(map(int, size.split("x"))))
     return {name: tuple(dict.fromkeys(values)) for name, values in found.items()}
+
+
+def cluster_of(experiment: ModelExperiment, node_type: str) -> str:
+    """What the paper calls a node type."""
+    return next((name for name, known in experiment.clusters.items() if known == node_type), node_type)
 
 
 def kept_lists(figure: PaperFigure, experiment: AnyExperiment) -> dict[str, tuple[str, ...]]:
@@ -32,5 +55,23 @@ def kept_lists(figure: PaperFigure, experiment: AnyExperiment) -> dict[str, tupl
     found = {}
     for name, values in lists_of(experiment).items():
         kept = [value for value in values if value in figure.only.get(name, values)]
-        found[name] = tuple(value for value in kept if name != SYSTEM or value != figure.baseline)
+        if name == SYSTEM:
+            kept = [value for value in kept if not stands_for(figure.baseline, value, experiment)]
+        found[name] = tuple(kept)
     return found
+
+
+def stands_for(name: str, system: str, experiment: AnyExperiment) -> bool:
+    """Whether a system is what a name means: of models a name without options is its best number of chunks, as papers
+    tune their baselines.
+    """
+    if name == system or not isinstance(experiment, ModelExperiment):
+        return name == system
+    stem, *options = system.split("+")
+    return stem == name and all(option.startswith("degree=") for option in options)
+
+
+def variants(experiment: AnyExperiment) -> tuple[str, ...]:
+    """Names without options that stand for several systems of an experiment."""
+    stems = dict.fromkeys(system.partition("+")[0] for system in experiment.systems)
+    return tuple(stem for stem in stems if sum(stands_for(stem, one, experiment) for one in experiment.systems) > 1)

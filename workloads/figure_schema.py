@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moebench.workloads.figure import AXES, COLUMN, MARKS, SPEEDUP, VALUES, WIDTHS
+from moebench.workloads.figure import AGAINST, AXES, COLUMN, MARKS, QUANTITIES, VALUES, WIDTHS
 from moebench.workloads.schema import Name, Strict, Text, choice
 
 Key = Annotated[str, Field(min_length=1)]
@@ -21,6 +21,7 @@ class PaperFigureFile(Strict):
     not_drawn: Text | None = None
     experiment: Name | None = None
     value: Annotated[str, choice("value", VALUES)] | None = None
+    metric: Annotated[str, choice("metric", tuple(QUANTITIES))] | None = None
     baseline: Text | None = None
     x: Key | None = None
     series: Key | None = None
@@ -33,15 +34,15 @@ class PaperFigureFile(Strict):
     @model_validator(mode="after")
     def _is_drawn_or_says_why(self) -> Self:
         needed = ("experiment", "value", "x")
-        drawn = (*needed, "baseline", *AXES[1:], "only", "reported", "mark")
+        drawn = (*needed, "metric", "baseline", *AXES[1:], "only", "reported", "mark")
         said = [key for key in drawn if getattr(self, key)]
         missing = [key for key in needed if not getattr(self, key)]
         if self.not_drawn and said:
             raise _fault(f"not_drawn says why there is nothing to draw, and {said[0]} what is drawn; keep one of them")
         if not self.not_drawn and missing:
             raise _fault(f"missing key {missing[0]}, or not_drawn with the reason why nothing is drawn")
-        if (self.value == SPEEDUP) != (self.baseline is not None):
-            raise _fault(f"value = {SPEEDUP!r} and no other needs a baseline")
+        if (self.value in AGAINST) != (self.baseline is not None):
+            raise _fault(f"value = {' or '.join(map(repr, AGAINST))} needs a baseline, and no other has one")
         return self
 
 

@@ -4,18 +4,20 @@ from collections.abc import Callable, Sequence
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.figure import (
+    AGAINST,
     AXES,
     BARS,
     BEST_OTHER,
     MOST_SERIES,
+    QUANTITIES,
     REGIONS,
     SPEEDUP,
     SYSTEM,
     PaperFigure,
 )
-from moebench.workloads.figure_lists import kept_lists, lists_of
+from moebench.workloads.figure_lists import kept_lists, lists_of, variants
 from moebench.workloads.figure_schema import PaperFigureFile
-from moebench.workloads.suite import AnyExperiment, LayerExperiment
+from moebench.workloads.suite import AnyExperiment, LayerExperiment, ModelExperiment
 from moebench.workloads.toml_file import Key
 
 Where = Callable[[Sequence[Key]], str]  # file and line of a key path
@@ -94,10 +96,14 @@ def _check_names(figure: PaperFigure, lists: dict[str, tuple[str, ...]], place: 
 def _check_value(
     figure: PaperFigure, experiment: AnyExperiment, has_reported: bool, place: Callable[..., str]
 ) -> None:
-    if figure.value == SPEEDUP:
-        others = [BEST_OTHER] if has_reported and isinstance(experiment, LayerExperiment) else []
-        if figure.baseline not in (*experiment.systems, *others):
-            raise one_of("baseline", figure.baseline, [*experiment.systems, *others], place("baseline"))
+    if figure.value in AGAINST:
+        known = list(dict.fromkeys([*experiment.systems, *variants(experiment)]))
+        if figure.value == SPEEDUP and has_reported and isinstance(experiment, LayerExperiment | ModelExperiment):
+            known.append(BEST_OTHER)
+        if figure.baseline not in known:
+            raise one_of("baseline", figure.baseline, known, place("baseline"))
+    if not figure.metric and experiment.metric not in QUANTITIES:
+        raise one_of("metric", experiment.metric, list(QUANTITIES), place("experiment"))
     if figure.value == REGIONS:
         if not isinstance(experiment, LayerExperiment):
             raise InputError(f"{place('value')}: only layers have regions, and {experiment.name} is not about layers")

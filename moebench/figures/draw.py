@@ -141,11 +141,13 @@ def _panel(axis: Any, drawing: Drawing, grid: Grid, panel: str, series: dict[str
             _line(axis, own, x, look)
     tops = {x: max([p.high or p.value or 0.0 for p in obtained if p.at[figure.x] == x], default=0.0) for x in grid.x}
     is_told = drawing.count(REPORTED) <= MOST_TOLD
-    for p in _in_panel(drawing, grid, panel, (REPORTED,)):
+    reported = _in_panel(drawing, grid, panel, (REPORTED,))
+    highest = max((p.value or 0.0 for p in reported if figure.x not in p.at), default=0.0)
+    for p in reported:
         name = p.at.get(figure.series, "")
         colour = series[name][0] if figure.series and name in series else INK
         if figure.x not in p.at:
-            _reported_line(axis, p, colour)
+            _reported_line(axis, p, colour, p.value == highest)
         elif figure.has_bars and name in slots.offsets:
             _hollow_bar(axis, p, grid.x.index(p.at[figure.x]) + slots.hollow(name), slots.width, colour, is_told)
         else:
@@ -184,12 +186,12 @@ def _errors(points: Sequence[Point]) -> np.ndarray:
     return np.clip([value - low, high - value], 0, None)
 
 
-def _reported_line(axis: Any, point: Point, colour: Any) -> None:
-    """What holds all along a panel, dashed."""
+def _reported_line(axis: Any, point: Point, colour: Any, is_highest: bool) -> None:
+    """What holds all along a panel, dashed; its words above the highest line, and below others."""
     axis.axhline(point.value, color=colour, lw=0.9, ls=DASHED, zorder=1.6)
     axis.annotate(
-        _words(point), (1, point.value), xycoords=("axes fraction", "data"), xytext=(-1, 2.5), ha="right",
-        textcoords="offset points", fontsize=6, bbox=BACKED, zorder=4,
+        _words(point), (1, point.value), xycoords=("axes fraction", "data"), xytext=(-1, 2.5 if is_highest else -2.5),
+        ha="right", va="bottom" if is_highest else "top", textcoords="offset points", fontsize=6, bbox=BACKED, zorder=4,
     )  # fmt: skip
 
 
@@ -272,7 +274,8 @@ def _y_axis(axis: Any, drawing: Drawing, grid: Grid) -> None:
         margin = 0.12 * max(top - min(*spread, 1.0), 0.05)
         axis.set_ylim(min(*spread, 1.0) - margin, top + 1.6 * margin)  # around no difference: zero is far away
     else:
-        axis.set_ylim(0, 1.13 * top)
+        below = min([v for p in drawing.points for v in (p.value, p.low) if v is not None], default=0.0)
+        axis.set_ylim(min(0.0, 1.13 * below), 1.13 * max(top, 0.0) or 1.0)
 
 
 def _legend(drawing: Drawing, grid: Grid, series: dict[str, tuple[Any, str, str]]) -> list[tuple[Any, str]]:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from moebench.claims.reported import claims_of
-from moebench.figures.obtained import HOST_BOUND, REGION_TIME, obtained_points
+from moebench.figures.obtained import metrics_of, obtained_points
 from moebench.figures.points import Drawing, Grid, Point
 from moebench.figures.reported import reported_points, unpublished
 from moebench.results.rows import Row
 from moebench.results.store import RunFolder
-from moebench.workloads.figure import REGIONS, PaperFigure
+from moebench.workloads.figure import PaperFigure
 from moebench.workloads.suite import Suite
 
 NO_RUN, NO_CASE = "no finished run of the suite", "the run has no case of it"
@@ -29,10 +29,9 @@ def _rows(suite: Suite, folder: RunFolder | None) -> Mapping[str, Sequence[Row]]
     """The run's rows that some figure draws, by metric; read once."""
     if folder is None:
         return None
-    metrics = {e.name: e.metric for e in suite.experiments}
-    wanted = {metrics[figure.experiment] for figure in suite.figures if figure.experiment}
-    if any(figure.value == REGIONS for figure in suite.figures):
-        wanted |= {REGION_TIME, HOST_BOUND}
+    own = {e.name: e for e in suite.experiments}
+    grids = [Grid.of(figure, own[figure.experiment]) for figure in suite.figures if figure.experiment]
+    wanted = {metric for grid in grids for metric in metrics_of(grid)}
     found: dict[str, list[Row]] = {name: [] for name in wanted}
     for row in folder.rows(*sorted(wanted)) if wanted else ():
         found[row.metric].append(row)

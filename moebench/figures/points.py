@@ -3,19 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moebench.workloads.figure import REGIONS, SPEEDUP, PaperFigure
+from moebench.workloads.figure import QUANTITIES, REDUCTION, REGIONS, SPEEDUP, PaperFigure
 from moebench.workloads.figure_lists import kept_lists
 from moebench.workloads.suite import AnyExperiment
 
 REPORTED, OBTAINED, NOT_PUBLISHED = "reported", "obtained", "not published"
 OUT_OF_MEMORY = "out of memory"
 REGION = "region"
-# Kind of experiment -> what its times are times of, unit, seconds in it.
-TIMES = {
-    "layer": ("step time", "ms", 1e-3),
-    "exchange": ("time of one exchange", "us", 1e-6),
-    "kernel": ("time of one call", "us", 1e-6),
-}
 
 
 @dataclass(frozen=True)
@@ -44,11 +38,12 @@ class Grid:
     """The places of a figure: values of its axes, in order; an axis that it doesn't have holds one empty text.
 
     Attributes:
-        rest: lists that are no axis, with their one value.
+        metric: whose values are drawn, compared or divided. rest: lists that are no axis, with their one value.
     """
 
     figure: PaperFigure
     kind: str
+    metric: str
     x: tuple[str, ...]
     series: tuple[str, ...]
     panels: tuple[str, ...]
@@ -60,17 +55,19 @@ class Grid:
         kept = kept_lists(figure, experiment)
         x, series, panels = (kept[name] if name else ("",) for name in (figure.x, figure.series, figure.panel))
         rest = {name: values[0] for name, values in kept.items() if name not in figure.axes and values[0]}
-        return cls(figure, experiment.kind, x, series, panels, rest)
+        return cls(figure, experiment.kind, figure.metric or experiment.metric, x, series, panels, rest)
 
     @property
     def unit(self) -> str:
-        """Of its values."""
-        return "ratio" if self.figure.value == SPEEDUP else TIMES[self.kind][1]
+        """Of its values; empty for a ratio or a count."""
+        fixed = {SPEEDUP: "", REDUCTION: "%"}
+        return fixed[self.figure.value] if self.figure.value in fixed else QUANTITIES[self.metric][1]
 
     @property
-    def seconds(self) -> float:
-        """In a unit of its times."""
-        return TIMES[self.kind][2]
+    def scale(self) -> float:
+        """How much of the unit of rows its own unit is."""
+        fixed = {SPEEDUP: 1.0, REDUCTION: 0.01}
+        return fixed[self.figure.value] if self.figure.value in fixed else QUANTITIES[self.metric][2]
 
     def places(self) -> Iterator[dict[str, str]]:
         """Every place, panel by panel."""

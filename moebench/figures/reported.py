@@ -9,6 +9,14 @@ from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.figure import SPEEDUP, SYSTEM
 
 RELATIONS = {"max-over": "up to", "mean-over": "mean", "at-least": "at least", "at-most": "at most", "equal": ""}
+_TIMES = ("us", "ms", "s", "minutes", "hours")
+# Unit of an axis -> units of reported numbers that it can show.
+_UNITS: Mapping[str, tuple[str, ...]] = {
+    "": ("ratio", "count", "k"),
+    "%": ("fraction",),
+    "GiB": ("B", "MB", "GB"),
+    **dict.fromkeys(("us", "ms", "s", "min"), _TIMES),
+}
 # List of an experiment -> the keys of a scope that speak of it.
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "size": ("nodes", "gpus_per_node", "gpus"),
@@ -62,19 +70,24 @@ def _value(grid: Grid, claim: Claim) -> float:
     scale = UNITS[claim.unit][1]
     if isinstance(claim.value, str):
         raise InputError(f"figure {grid.figure.name}: {claim.id} is a finding in words, no number to draw")
-    if grid.figure.value == SPEEDUP and claim.unit == "ratio":
-        return claim.value
-    if grid.figure.value != SPEEDUP and claim.unit in ("us", "ms", "s", "minutes"):
-        return claim.value * scale / grid.seconds
+    if claim.unit in (("ratio",) if grid.figure.value == SPEEDUP else _UNITS[grid.unit]):
+        return claim.value * scale / grid.scale
     raise InputError(
-        f"figure {grid.figure.name}: {claim.id} is a number in {claim.unit}, and the axis is in {grid.unit}"
+        f"figure {grid.figure.name}: {claim.id} is a number in {claim.unit}, and the axis has "
+        f"{grid.unit or 'a ratio or count'}"
     )
+
+
+def _is(name: str, system: str) -> bool:
+    """Whether a system is the one of a name, or that in some number of chunks."""
+    stem, *options = system.split("+")
+    return name == system or (name == stem and all(option.startswith("degree=") for option in options))
 
 
 def _fits(claim: Claim, name: str) -> Callable[[str], bool] | None:
     """Whether a value of a list is what a claim is about; None where the claim leaves the list open."""
     if name == SYSTEM:
-        return (lambda value: value in own_names(claim)) if claim.system else None
+        return (lambda value: any(_is(name, value) for name in own_names(claim))) if claim.system else None
     if name == "op":
         known = implementations().get(claim.system)
         return (lambda value: value == known[0]) if known else None

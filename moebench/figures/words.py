@@ -2,14 +2,16 @@
 
 import re
 
-from moebench.figures.points import TIMES, Grid
-from moebench.workloads.figure import BEST_OTHER, SPEEDUP, SYSTEM
+from moebench.figures.points import Grid
+from moebench.workloads.figure import BEST_OTHER, QUANTITIES, REDUCTION, SPEEDUP, SYSTEM
 
 LABELS = {
     "batch_size": "sequences a GPU",
     "size": "nodes x GPUs",
     "payload": "payload of a GPU, bytes",
     "gate": "gate",
+    "model": "model",
+    "cluster": "cluster",
     "tokens": "tokens",
     "top_k": "choices a token",
     "experts": "experts",
@@ -20,7 +22,7 @@ LABELS = {
     "direction": "direction",
     "variant": "variant",
 }
-SYSTEMS = {"layer": "system", "exchange": "exchange", "kernel": "implementation"}
+SYSTEMS = {"layer": "system", "exchange": "exchange", "kernel": "implementation", "model": "system"}
 _SHORT = re.compile(r" ([KMGT]?)i?B$")  # 16 MiB as 16M
 _TITLES = {"batch_size": "batch size {}", "top_k": "k = {}", "tokens": "{} tokens", "experts": "{} experts"}
 
@@ -35,8 +37,10 @@ def value_label(grid: Grid) -> str:
     figure = grid.figure
     if figure.value == SPEEDUP:
         return f"speedup over {'the best other' if figure.baseline == BEST_OTHER else figure.baseline}"
-    what, unit, _ = TIMES[grid.kind]
-    return f"{what}, {unit}"
+    what = QUANTITIES[grid.metric][0]
+    if figure.value == REDUCTION:
+        return f"less {what} than {figure.baseline}, %"
+    return f"{what}, {grid.unit}" if grid.unit else what
 
 
 def panel_title(name: str, value: str) -> str:

@@ -58,7 +58,7 @@ def csv_of(drawing: Drawing) -> str:
     names = columns_of(grid)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    what = value_label(grid) if grid.unit == "ratio" else f"{value_label(grid).partition(',')[0]} ({grid.unit})"
+    what = value_label(grid).removesuffix(f", {grid.unit}") + (f" ({grid.unit})" if grid.unit else "")
     writer.writerow([*names, "source", what, "low", "high", "note", "origin", "evidence"])
     for p in drawing.points:
         at = {**grid.rest, **p.at}

@@ -8,7 +8,7 @@ import pytest
 
 from moebench.results.plain import from_plain, to_plain
 from moebench.workloads.errors import InputError
-from moebench.workloads.figure_lists import kept_lists, lists_of
+from moebench.workloads.figure_lists import kept_lists, lists_of, stands_for, variants
 from moebench.workloads.load import load_suite
 from moebench.workloads.load_suite import check_suite
 from moebench.workloads.suite import Suite
@@ -67,13 +67,14 @@ def test_older_runs_have_suites_without_figures(tmp_path):
         ('baseline = "deepspeed"', 'baseline = "tutel"', "baseline: unknown baseline 'tutel'"),
         ('baseline = "deepspeed"', 'baseline = "reference"', "baseline: nothing is left beside the baseline"),
         ('baseline = "deepspeed"', 'baseline = "best-other"', "unknown baseline 'best-other'"),
-        ('baseline = "deepspeed"\n', "", "value = 'speedup' and no other needs a baseline"),
+        ('baseline = "deepspeed"\n', "", "value = 'speedup' or 'reduction' needs a baseline, and no other has one"),
         ('value = "speedup"', 'value = "spedup"', "unknown value 'spedup' (did you mean speedup?)"),
         ('value = "speedup"\nbaseline = "deepspeed"', 'value = "regions"', "a bar a system: x is system, no series"),
         ('["reference"] }', '["refrence"] }', "only.system: unknown system 'refrence' (did you mean reference?)"),
         ("{ system =", "{ sistem =", "only.sistem: unknown list 'sistem' (did you mean system?)"),
         ('x = "batch_size"\n', "", "missing key x, or not_drawn with the reason"),
         ('title = "One"', 'title = "One"\nnot_drawn = "why"', "not_drawn says why there is nothing to draw"),
+        ('title = "One"', 'title = "One"\nmetric = "speed"', "unknown metric 'speed'"),
         ('title = "One"', 'title = "One"\nwidth = "poster"', "unknown width 'poster'"),
         ('title = "One"', 'title = "One"\nreported = ["h1"]', "reported: the suite names no reported numbers"),
         ('title = "One"', 'title = "One"\ntitel = "x"', "unknown key 'titel' (did you mean title?)"),
@@ -89,6 +90,18 @@ def test_every_fault_is_one_line(tmp_path, old, new, told):
     assert told in str(refused.value)
     assert re.match(r"\S+mine\.toml, line \d+: figures\[\d\]", str(refused.value))
     assert "\n" not in str(refused.value)
+
+
+def test_models_have_clusters_and_variants():
+    """A node type goes by the paper's name; a name without options is each number of chunks; sizes rise."""
+    suite = load_suite("lancet")
+    experiment = next(e for e in suite.experiments if e.name == "end-to-end")
+    lists = lists_of(experiment)
+    assert lists["cluster"] == ("a100", "v100")
+    assert lists["size"] == ("1x8", "2x8", "4x8", "8x8")
+    assert variants(experiment) == ("tutel",)
+    stands = [system for system in experiment.systems if stands_for("tutel", system, experiment)]
+    assert stands == ["tutel+degree=1", "tutel+degree=2", "tutel+degree=4", "tutel+degree=8"]
 
 
 def test_a_figure_of_routing_rules_has_no_times(tmp_path):

@@ -16,7 +16,7 @@ TRIO = ("deepspeed", "deepspeed_sparse", "hetumoe")
 def suite_of(**figure):
     """Step times of three systems, with the default node type alone and one figure."""
     suite = replace(small_overall(), samples=SAMPLES)
-    drawn = {"name": "one", "title": "One", "experiment": "overall", "value": "time", "x": "batch_size"} | figure
+    drawn = {"name": "one", "title": "One", "experiment": "overall", "value": "metric", "x": "batch_size"} | figure
     return replace(suite, figures=(PaperFigure(**drawn),))
 
 

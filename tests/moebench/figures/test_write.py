@@ -15,10 +15,10 @@ from moebench.figures.write import caption, csv_of, write_figures
 from moebench.workloads.figure import PaperFigure
 
 TIME = PaperFigure(
-    "times", "Times", number="3", published="four of six bars", experiment="e", value="time", x="batch_size",
+    "times", "Times", number="3", published="four of six bars", experiment="e", value="metric", x="batch_size",
     series="system", panel="gate", mark="bars",
 )  # fmt: skip
-GRID = Grid(TIME, "layer", ("8", "16", "32"), ("a", "b"), ("p", "q"), {"size": "4x8"})
+GRID = Grid(TIME, "layer", "step_time", ("8", "16", "32"), ("a", "b"), ("p", "q"), {"size": "4x8"})
 
 
 def times():
@@ -36,7 +36,7 @@ def times():
 def regions():
     """Parts of the steps of two systems, the second out of memory."""
     figure = PaperFigure("parts", "Parts", experiment="e", value="regions", x="system")
-    grid = Grid(figure, "layer", ("a", "b"), ("",), ("",), {})
+    grid = Grid(figure, "layer", "step_time", ("a", "b"), ("",), ("",), {})
     parts = [("gate", 1.0), ("exchange", 60.0), ("experts", 39.0)]
     points = [Point(OBTAINED, {"system": "a", "region": name}, value, evidence="sim") for name, value in parts]
     full = Point(OBTAINED, {"system": "b"}, note="out of memory")
@@ -132,7 +132,7 @@ def test_a_caption_says_what_is_hollow_and_whose_number_it_is():
 def test_any_values_can_be_drawn(tmp_path, values):
     """Equal ones, and such as lie decades apart, as lines with and without intervals."""
     figure = replace(TIME, name="lines", value="speedup", baseline="a", mark="", panel="", series="")
-    grid = Grid(figure, "layer", ("8", "16"), ("",), ("",), {"system": "b"})
+    grid = Grid(figure, "layer", "step_time", ("8", "16"), ("",), ("",), {"system": "b"})
     points = [Point(OBTAINED, {"batch_size": x}, v, evidence="local") for x, v in zip(grid.x, values)]
     files = write_figures([Drawing(figure, grid, tuple(points), engine="local")], tmp_path, ("png",))
     assert files == {"lines": ["lines.png", "lines.csv"]}
