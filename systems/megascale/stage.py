@@ -1,7 +1,7 @@
 """A pipeline stage of a model on the ranks of one node: some of its layers, and at its ends embedding, head and loss.
 
 Every rank has its own rows of all sequences (attention `dp`: sequences of its own), so that embedding, last norm, head
-and loss are each rank's for its rows; their weights are whole on every rank. The loss is the mean over this rank's rows.
+and loss are each rank's for its rows; their weights are whole on every rank. The loss is the mean over a rank's rows.
 """
 
 from collections.abc import Callable

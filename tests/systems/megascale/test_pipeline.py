@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from moebench.systems.megascale.pipeline import BACKWARD, FORWARD, StageCost, Work, compose, schedule
 
-
 SHARES = [(360, 0.963), (180, 0.928), (120, 0.896), (90, 0.865), (60, 0.811)]
 
 
