@@ -34,7 +34,7 @@ def environment(command: Sequence[str] | None = None, seed: int | None = None) -
     """
     import moebench
     from moebench.sim import COST_MODEL
-    from moebench.systems.plugins import packages
+    from moebench.systems.registry import packages
 
     return {
         "moebench": moebench.__version__,
@@ -43,7 +43,7 @@ def environment(command: Sequence[str] | None = None, seed: int | None = None) -
         "seed": seed,
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "plugins": dict(packages()),
+        "plugins": packages(),
         "git": git_state(Path(moebench.__file__).parent),
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),

@@ -79,14 +79,15 @@ def write_package(name: str, out: Path | None = None) -> Path:
 
 
 def _check_name(name: str) -> None:
-    from moebench.systems.registry import names, package_of
+    from moebench.systems.registry import names, own_names, package_of
 
     if not NAME.fullmatch(name):
         raise InputError(
             f"NAME {name!r} can't name a system: write lower-case letters and digits, a letter first, words joined by "
             "_, such as grouped or my_moe"
         )
-    if name in names():
+    taken = sorted({*names(), *own_names()})
+    if name in taken:
         owner = package_of(name)
         whose = "a system of moebench's own" if owner is None else f"a system of package {owner}"
-        raise InputError(f"NAME {name!r} is taken by {whose}; taken are: {', '.join(sorted(names()))}")
+        raise InputError(f"NAME {name!r} is taken by {whose}; taken are: {', '.join(taken)}")

@@ -22,7 +22,6 @@ from moebench.results.rows import Row, with_finite_numbers, without_number
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
 from moebench.spending import Spending
 from moebench.stopping import CannotGoOn, exit_status
-from moebench.systems.plugins import packages
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -180,6 +179,8 @@ def execute(
         CannotGoOn: an engine lost what it runs on; likewise.
         InputError: another process writes there, or the rows there are damaged; nothing was changed.
     """
+    from moebench.systems.registry import packages
+
     outcome, owners = Outcome(cases=len(job.cases)), packages()
     try:
         with job.folder.writing() as append:

@@ -7,7 +7,7 @@ be used: it has the name, and whatever else is asked of it raises the reason.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, NoReturn
@@ -99,11 +99,6 @@ def declared(taken: Collection[str] = ()) -> tuple[dict[str, "Plugin | Unusable"
         else:
             found[plugin.name] = plugin
     return found, tuple(without)
-
-
-def packages() -> Mapping[str, str]:
-    """Whose each system of another package is, by its name."""
-    return {name: plugin.package for name, plugin in declared()[0].items()}
 
 
 def _problem(system: "System", name: str) -> str | None:

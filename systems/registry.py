@@ -68,6 +68,18 @@ def stem_of(name: str) -> str:
     return name.split("+")[0]
 
 
+def own_names() -> tuple[str, ...]:
+    """Names that are moebench's own: of systems for layers, and for whole models."""
+    from moebench.systems.model_registry import NAMES  # which builds on this module
+
+    return tuple(dict.fromkeys((*_OWN, *NAMES)))
+
+
+def packages() -> dict[str, str]:
+    """Whose each system of another package is, by its name."""
+    return {name: plugin.package for name, plugin in _declared()[0].items()}
+
+
 def package_of(name: str) -> str | None:
     """Whose a system is, options or not; None for moebench's own and for names that nobody has."""
     plugin = _declared()[0].get(stem_of(name))
@@ -115,7 +127,7 @@ def conventions_of(system: System, gate: GateSpec, name: str) -> Conventions:
 
 @cache
 def _declared() -> tuple[dict[str, Plugin | Unusable], tuple[Unusable, ...]]:
-    return plugins.declared(_OWN)
+    return plugins.declared(own_names())
 
 
 def _other(name: str) -> System:

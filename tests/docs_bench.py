@@ -1,13 +1,18 @@
 """A place to run the pages' commands in: runs by the names that they use, a machine that counts as calibrated."""
 
+import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
+import torch
 from click.testing import CliRunner, Result
 
 from moebench.cli import group as commands
+from tests.moebench.imports.nccl_logs import write_log
+from tests.moebench.imports.safetensors import safetensors
 from tests.workloads.files import suite_text, topology_text, written
 
 ROOT = Path(__file__).parent.parent
@@ -57,8 +62,23 @@ def make_own_files(folder: Path) -> None:
     page = (ROOT / "docs/new-system.md").read_text(encoding="utf-8")
     (compared,) = re.findall(r"```toml\n(.*?)```", page, flags=re.S)
     written(folder.parent, compared.replace('"grouped"', '"tutel"'), "compare.toml")
+    make_foreign_files(folder.parent)
     suite = suite_text().replace("1x2", "4x8").replace("titan-rtx", "our-node").replace("max(4, world)", "world")
     written(folder / "suites", suite, "ours.toml")
+
+
+def make_foreign_files(folder: Path) -> None:
+    """What other tools leave: a model's folder, hidden states, logs of nccl-tests; and a suite with the model."""
+    model = folder / "Mixtral-8x7B"
+    config = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_local_experts": 8}
+    written(model, json.dumps(config | {"num_experts_per_tok": 2}), "config.json")
+    safetensors(model / "model.safetensors", {"model.layers.12.block_sparse_moe.gate.weight": torch.ones(8, 64)})
+    np.save(folder / "layer12-inputs.npy", np.random.default_rng(0).normal(size=(4096, 64)).astype(np.float32))
+    write_log(folder / "alltoall-1-node.log", "1x8-h100", "all_to_all")
+    write_log(folder / "alltoall-4-nodes.log", "4x8-h100", "all_to_all")
+    layer = '\n[experiments.layer]\nmodel = "./mixtral.toml"\nsequence = 64\n'
+    layer += 'experts = ["max(8, world)"]\n'
+    written(folder, suite_text(layer=layer), "with-mixtral.toml")
 
 
 def call(line: str, is_quick: bool = True) -> Result:

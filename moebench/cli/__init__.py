@@ -30,10 +30,12 @@ VERBS = {
     "export": "Rows of a run as nccl-tests, Perfetto, CSV or Markdown.",
     "calibrate": "Measure this machine into a hardware file.",
     "validate": "Check suites, topologies, hardware, models, routings, reported numbers, run folders.",
+    "import": "A model's config.json, or logs of nccl-tests, into files that suites can name.",
+    "record-routing": "What a router says of each token, into a file that suites can impose.",
     "new-system": "Write a package for a system of your own that passes its tests as it is.",
     "doctor": "What this machine can run and what is missing.",
 }
-_FILES = {"list": "list_", "new-system": "new_system"}
+_FILES = {"list": "list_", "new-system": "new_system", "import": "import_", "record-routing": "record_routing"}
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, what a shell shows for any other program
 _NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
 

@@ -7,6 +7,7 @@ T tokens, E experts.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from moebench.kernels.collectives.group import described_group
 from moebench.kernels.explicit import count
 from moebench.plan_gates import gate_of
 from moebench.results.rows import Row, row_of
-from moebench.systems.reference import REFERENCE
+from moebench.systems.reference import REFERENCE, ReferenceLayer
 from moebench.workloads.clustered import ClusteredTask
 from moebench.workloads.conventions import COMMON
 from moebench.workloads.gate import GateTraining, GateWorkload
@@ -136,7 +137,16 @@ def _in_training(workload: GateWorkload) -> Iterator[tuple[dict[str, int | str],
 def trained(
     workload: GateWorkload, own: GateTraining, gate: GateSpec, watch: Callable[[Moment], None]
 ) -> tuple[float, float]:
-    """Consistency of the router before and after. In fp64 on one thread, so that machines differ little."""
+    """Consistency of the router before and after."""
+    with pupil(workload, own, gate) as (layer, task):
+        before = consistency(layer, task.batch(own.tokens), own.clusters)
+        train(layer, task, own.steps, watch)
+        return before, consistency(layer, task.batch(own.tokens), own.clusters)
+
+
+@contextmanager
+def pupil(workload: GateWorkload, own: GateTraining, gate: GateSpec) -> Iterator[tuple[ReferenceLayer, ClusteredTask]]:
+    """A fresh layer with a rule, and what it is to learn; in fp64 on one thread, so that machines differ little."""
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     torch.manual_seed(workload.seed)
@@ -146,10 +156,7 @@ def trained(
             capacity_factor=workload.capacity_factor,
         )  # fmt: skip
         layer = REFERENCE.build(layer_workload, described_group(1), COMMON, torch.device("cpu"), torch.float64)
-        task = ClusteredTask(own.clusters, own.d_model, _ids(gate), workload.seed, torch.float64)
-        before = consistency(layer, task.batch(own.tokens), own.clusters)
-        train(layer, task, own.steps, watch)
-        return before, consistency(layer, task.batch(own.tokens), own.clusters)
+        yield layer, ClusteredTask(own.clusters, own.d_model, _ids(gate), workload.seed, torch.float64)
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(state)

@@ -20,7 +20,6 @@ from moebench.results.rows import Row
 from moebench.sim.rows import rows_without_number
 from moebench.spend import NOT_REACHED, Held, interval_width, spend
 from moebench.spending import Spending
-from moebench.systems.plugins import packages
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -193,7 +192,9 @@ def measure_points(
     """
     if found is None:
         found = {case.hash: Measured() for point in points for case in point}
-    owners = packages()
+    from moebench.systems import registry
+
+    owners = registry.packages()
     for process in range(first, first + processes):
         left = _unspoilt(points, found, owners)
         while left:  # a process that died takes its point along, and the next one goes on behind it

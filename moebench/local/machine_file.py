@@ -20,6 +20,8 @@ _UNITS: Mapping[str, tuple[str, float]] = {
     "host.stream": ("GB/s", 1e9),
     "host": ("us", 1e-6),
     "link.bandwidth": ("GB/s", 1e9),
+    "link.eager.bandwidth": ("GB/s", 1e9),
+    "bridge.bandwidth": ("GB/s", 1e9),
     "nic.bandwidth": ("GB/s", 1e9),
     "nic.message_bytes": ("B", 1.0),
     "nic.payload_share": ("", 1.0),

@@ -20,7 +20,6 @@ from moebench.local.stats import balanced_order
 from moebench.local.throttle import THROTTLED, is_throttled
 from moebench.local.warm_up import warm_up
 from moebench.sim.cost import NO_DEVICE_WORK
-from moebench.systems.plugins import packages
 
 if TYPE_CHECKING:
     from moebench.local.step import Step
@@ -61,6 +60,7 @@ def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: 
     import torch
 
     from moebench.local.step import build_step
+    from moebench.systems.registry import packages
 
     device = torch.device("cpu" if request.kind == "cpu" else "cuda")
     cases, steps = [], []

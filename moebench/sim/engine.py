@@ -77,7 +77,7 @@ def run_cases(
         traces: folder that receives each recorded program as `<trace key>.json.gz`, or None.
     """
     from moebench.sim.foreign import run_foreign, split
-    from moebench.systems.plugins import packages
+    from moebench.systems.registry import packages
 
     ours, theirs = split(_grouped(cases, topologies), packages())
     yield from _run_batches(_batches(ours), suite, jobs, traces)

@@ -1,18 +1,20 @@
 """Other people's systems: a faulty one harms its own rows alone, and is named with its package and the reason."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from moebench import correctness, plugins
 from moebench.plan import Filters
+from moebench.plan_layers import refusal
 from moebench.results.rows import SUBJECTS
 from moebench.run import begin, execute, prepare
 from moebench.sim import foreign
 from moebench.systems import registry
 from moebench.systems.plugins import Unusable
 from moebench.workloads.errors import InputError
-from moebench.workloads.load import load_suite
+from moebench.workloads.load import load_suite, load_topology
 from tests import faulty
 from tests.moebench.fake_engine import Watch
 from tests.workloads.files import EXPERIMENT, suite_text, written
@@ -58,6 +60,24 @@ def test_nothing_is_imported_for_a_run_that_does_not_name_it(tmp_path, site):
     site.install("ends-all", {"ends_all": "ends_all:System"}, {"ends_all.py": "import os\nos._exit(9)\n"})
     assert "ends_all" in registry.names()
     assert len(prepare(suite_of(tmp_path, ["reference"]), Filters()).cases) == 1
+
+
+def test_real_ranks_are_not_started_for_a_system_that_raises_when_asked(tmp_path, site):
+    """Its case is failed with the error, before any rank is there."""
+    site.install("faulty-systems", faulty.SYSTEMS, faulty.FILES)
+    (case,) = prepare(suite_of(tmp_path, ["reference"]), Filters()).cases
+    status, reason = refusal(replace(case, system="no_reason"), load_topology("1x2-titan-rtx"))
+    assert status == "failed"
+    assert reason.startswith("TypeError: supports of no_reason gives False")
+
+
+@pytest.mark.parametrize("name", ["hetumoe", "lancet"])
+def test_a_name_of_ours_stays_ours(site, name):
+    """Of systems for layers and for whole models: whose rows they are is not changed by who takes the name."""
+    site.install("takes-names", {name: "faulty:Raises"}, faulty.FILES)
+    assert registry.packages() == {}
+    assert registry.package_of(name) is None
+    assert [lost.name for lost in registry.misnamed()] == [name]
 
 
 def test_two_packages_with_one_name_are_told_apart_by_neither(site):

@@ -59,6 +59,7 @@ def test_what_is_written(tmp_path):
         ("", "can't name a system"),
         ("../x", "can't name a system"),
         ("reference", "taken by a system of moebench's own; taken are: "),
+        ("raf", "taken by a system of moebench's own"),
         ("x" * 300, "can't write: File name too long"),
     ],
 )

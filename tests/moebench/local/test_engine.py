@@ -10,6 +10,7 @@ from moebench.local.child import ChildFailed
 from moebench.local.clock import CpuClock, clock_for
 from moebench.local.engine import by_point, run_cases
 from moebench.local.worker import Request, failure_of, measure
+from moebench.systems import registry
 from moebench.workloads.conventions import COMMON
 from moebench.workloads.errors import InputError
 from moebench.workloads.layer import GateSpec, LayerWorkload
@@ -141,7 +142,7 @@ def test_a_foreign_system_that_ends_the_process_takes_no_neighbour_along(monkeyp
         yield {"point_done": 0}
 
     monkeypatch.setattr(engine, "run_child", child)
-    monkeypatch.setattr(engine, "packages", lambda: {"theirs": "their-package 1.0"})
+    monkeypatch.setattr(registry, "packages", lambda: {"theirs": "their-package 1.0"})
     point = (case("a"), case("theirs+degree=2"), case("b"))
     found = engine.measure_points([point], "cpu", processes=2)
     assert asked == [["a", "theirs+degree=2", "b"]] + 2 * [["a", "b"]]
