@@ -28,6 +28,7 @@ class Kind:
             A kind that no clock times has neither this nor the three before it.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
         view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
+        explain: `(case, topology, width) -> lines`: what a case's system planned, where there is anything to say.
         plans_by_machine: whether what a system runs may depend on the machine that it runs on.
         drawn: metrics beside the time whose draws are kept, since claims divide them draw by draw.
     """
@@ -42,6 +43,7 @@ class Kind:
     refusal: str = ""
     step: str = ""
     finish: str = ""
+    explain: str = ""
     plans_by_machine: bool = False
     drawn: tuple[str, ...] = ()
 
@@ -102,6 +104,7 @@ KINDS = {
         finish="model_rows:finish",
         obtain="claims.model_query:obtain",
         view="report.model_view:experiment_view",
+        explain="explain_plan:lines",
         plans_by_machine=True,
         drawn=("exposed_communication",),
     ),

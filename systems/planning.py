@@ -6,6 +6,7 @@ One place to import from, so that who prices programs knows no system by name.
 from moebench.systems.lancet.capture import StepGraph
 from moebench.systems.lancet.costs import LinearPieces
 from moebench.systems.lancet.executor import Executor, Span
+from moebench.systems.lancet.instructions import Program as Instructions
 from moebench.systems.lancet.nodes import collective_of, value_of
 from moebench.systems.lancet.optimise import Optimised, Prices
 from moebench.systems.lancet.partition import PartTimes, even_part_s
@@ -17,6 +18,7 @@ from moebench.systems.lancet.timeline import Timeline
 
 __all__ = [
     "Executor",
+    "Instructions",
     "LinearPieces",
     "MeasuredProfile",
     "Optimised",

@@ -8,6 +8,7 @@ import click
 if TYPE_CHECKING:
     from moebench.explain import Breakdown, Comparison, OperatorPart, RegionPart
     from moebench.results.rows import Row
+    from moebench.sim.recorded import RecordedCase
 
 # Columns that a narrow terminal does without, the first ones first.
 SPARE = ("compute", "host", "exposed", "FLOPs", "bytes", "calls", "bound by", "of the difference")
@@ -34,20 +35,34 @@ def command(run: Path, case: str | None, other: str | None, top: int, as_json: b
     if case is None:
         _list_cases(run, as_json)
         return
-    first = taken_apart(run, case)
-    found = compare(first, taken_apart(run, other)) if other else first
-    if as_json:
-        print_json(_document(found))
-    else:
-        _show(found, top)
-
-
-def taken_apart(run: Path, name: str) -> "Breakdown":
-    """The breakdown of one case of a run."""
-    from moebench.explain import breakdown
     from moebench.sim.recorded import load_case
 
-    recorded = load_case(run, name)
+    asked = [load_case(run, name) for name in (case, other) if name]
+    parts = [taken_apart(recorded) for recorded in asked]
+    found = compare(*parts) if other else parts[0]
+    if as_json:
+        print_json(_document(found))
+        return
+    _show(found, top)
+    for recorded in asked:
+        _show_plan(recorded)
+
+
+def _show_plan(recorded: "RecordedCase") -> None:
+    """What a case's system planned, where it plans."""
+    from moebench import kinds
+    from moebench.cli.tables import output_width
+
+    kind = recorded.case.workload.kind
+    if kinds.KINDS[kind].explain:
+        for line in kinds.of(kind, "explain")(recorded.case, recorded.topology, output_width()):
+            click.echo(line)
+
+
+def taken_apart(recorded: "RecordedCase") -> "Breakdown":
+    """The breakdown of one case of a run."""
+    from moebench.explain import breakdown
+
     replay = recorded.replayed()
     return breakdown(
         recorded.case.name,

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from moebench.systems.lancet.instructions import ALL_REDUCE, ALL_TO_ALL, COMPUTE, Instruction, Program
 from moebench.systems.lancet.timeline import Timeline, simulate
+from moebench.systems.lancet.trials import Trials
 
 SecondsOfBytes = Callable[[int], float]
 
@@ -68,15 +69,17 @@ def fuse(
     adjacent = _adjacent(program, order)
     movable = _movable(program, order)
     groups: list[list[int]] = [[sums[0]]]
-    best_s = simulate(fused(program, order, ALONE, all_reduce_s, copy_s)).makespan_s
+    trials = Trials(program, order, all_reduce_s, copy_s)
+    trials.close((), sums[0])
+    best_s = trials.makespan_s(groups[-1])
     for number in sums[1:]:
         joined = [*groups[-1], number]
         if (groups[-1][-1], number) in adjacent and {*joined} <= movable and may_join(groups[-1][-1], number):
-            tried = Sums(tuple(map(tuple, [*groups[:-1], joined])))
-            makespan_s = simulate(fused(program, order, tried, all_reduce_s, copy_s)).makespan_s
+            makespan_s = trials.makespan_s(joined)
             if makespan_s <= best_s + 1e-12:
                 groups[-1], best_s = joined, makespan_s
                 continue
+        trials.close(groups[-1], number)
         groups.append([number])
     return Sums(tuple(map(tuple, groups)))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from moebench.systems.lancet.capture import StepGraph
 from moebench.systems.lancet.in_parts import in_parts
+from moebench.systems.lancet.instructions import Program
 from moebench.systems.lancet.nodes import collective_of
 from moebench.systems.lancet.partition import Limits, PartitionPlan, PartTimes, plan_partition
 from moebench.systems.lancet.rebuild import instructions_of
@@ -61,7 +62,7 @@ class Optimised:
     """A step after the passes.
 
     Attributes:
-        before, after: the two timelines as the passes expect them.
+        before, after: the two timelines as the passes expect them; programs: their instructions.
         partition: ranges and numbers of parts.
         scheduled: what went under which all-to-all.
         told: what was done, and why something was left as it was, a line each.
@@ -75,6 +76,7 @@ class Optimised:
     scheduled: Scheduled
     told: tuple[str, ...]
     seconds: float
+    programs: tuple[Program, Program]
 
     @property
     def most_parts(self) -> int:
@@ -103,14 +105,16 @@ def optimise(
     tell("profile")
     prices = profile(step)
     _check_memory(prices, passes)
-    before = simulate(instructions_of(step, prices.times.node_s)[0])
+    whole = instructions_of(step, prices.times.node_s)[0]
+    before = simulate(whole)
     told: list[str] = []
     partition, parted = _in_parts(step, prices, profile, passes, tell, told)
     tell("weight gradients under all-to-alls")
     scheduled = schedule(parted[0], parted[1].times, switches=passes.backward)
     told.extend(str(one) for one in scheduled.filled if one.under)
     seconds = time.perf_counter() - start_s
-    return Optimised(scheduled.step, before, scheduled.after, partition, scheduled, tuple(told), seconds)
+    programs = whole, scheduled.programs[1]
+    return Optimised(scheduled.step, before, scheduled.after, partition, scheduled, tuple(told), seconds, programs)
 
 
 def _in_parts(
@@ -149,7 +153,8 @@ def _unchanged(step: StepGraph, profile: Profile, start_s: float) -> Optimised:
     scheduled = schedule(step, prices.times)
     told = ("the graph has no collectives: it is left as it is",)
     timeline = scheduled.before
-    return Optimised(step, timeline, timeline, None, scheduled, told, time.perf_counter() - start_s)
+    seconds = time.perf_counter() - start_s
+    return Optimised(step, timeline, timeline, None, scheduled, told, seconds, scheduled.programs)
 
 
 def _gib(nbytes: int) -> str:

@@ -8,7 +8,7 @@ It decides; `in_parts` rewrites the graph.
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, fx
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from moebench.systems.lancet.axes import IRREGULAR, WHOLE, Split, data_of, infer_axes, inputs_of
 from moebench.systems.lancet.blocks import blocks_of
 from moebench.systems.lancet.capture import StepGraph
-from moebench.systems.lancet.instructions import ALL_TO_ALL, of_kind
+from moebench.systems.lancet.instructions import ALL_TO_ALL, Program, of_kind
 from moebench.systems.lancet.nodes import collective_of, is_wait, region_of, value_of
 from moebench.systems.lancet.pipeline import cut, pipeline
 from moebench.systems.lancet.ranges import Cost, best_parts, choose, common_counts, group
@@ -170,7 +170,7 @@ class _Search:
             most = self._limits.most_parts
             self.reasons[f"no number of parts up to {most} divides {min(sizes)} into two and more"] += 1
             return Cost(whole_s)
-        merge_s = self._merged_s(inside, axes)
+        merge_s = self._merges(begin, program, axes)
         split = [self._nodes[begin + number] in axes for number in range(len(program))]
 
         def part_s(number: int, parts: int) -> float:
@@ -180,21 +180,26 @@ class _Search:
 
         weights_s = sum(one.time_s for one, is_split in zip(program, split) if not is_split)
         best = best_parts(
-            whole_s, counts, lambda parts: pipeline(program, parts, part_s).makespan_s + merge_s + weights_s
+            whole_s, counts, lambda parts: pipeline(program, parts, part_s, merge_s).makespan_s + weights_s
         )
         if best.parts == 1:
             self.reasons["no range is shorter in parts"] += 1
         return best
 
-    def _merged_s(self, inside: Sequence[fx.Node], axes: Mapping[fx.Node, Split]) -> float:
-        """Of the values that are read behind the range, the backward among the readers."""
-        own = set(inside)
-        seconds = 0.0
-        for node in inside:
-            if axes.get(node, WHOLE) != WHOLE and any(user not in own for user in node.users):
+    def _merges(self, begin: int, program: Program, axes: Mapping[fx.Node, Split]) -> dict[int, float]:
+        """Of the numbers whose values are read behind the range, the backward among the readers; waits count for their
+        collectives.
+        """
+        own = set(self._with_waits(begin, begin + len(program)))
+        seconds: dict[int, float] = {}
+        for number in range(len(program)):
+            launched = self._nodes[begin + number]
+            is_launch = collective_of(launched) is not None
+            for node in (user for user in launched.users if is_wait(user)) if is_launch else (launched,):
                 value = node.meta["val"]
-                if not isinstance(value, (tuple, list)):
-                    seconds += self._part_times.merge_s(value.nbytes)
+                is_read = axes.get(node, WHOLE) != WHOLE and any(user not in own for user in node.users)
+                if is_read and not isinstance(value, (tuple, list)):
+                    seconds[number] = self._part_times.merge_s(value.nbytes)
         return seconds
 
     def _with_waits(self, begin: int, stop: int) -> list[fx.Node]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from moebench.systems.lancet.all_reduces import ALONE, SecondsOfBytes, fuse, fused, replace_all_reduces
 from moebench.systems.lancet.capture import StepGraph
-from moebench.systems.lancet.instructions import ALL_TO_ALL, check_order, of_kind
+from moebench.systems.lancet.instructions import ALL_TO_ALL, Program, check_order, of_kind
 from moebench.systems.lancet.labels import Problem, problem_of
 from moebench.systems.lancet.nodes import value_of
 from moebench.systems.lancet.order import order_of
@@ -60,6 +60,7 @@ class Scheduled:
         filled: what went under each all-to-all; empty where nothing was moved.
         before, after: the two timelines as the pass expects them.
         sums: all-reduces that became one, by name.
+        programs: the instructions of both timelines.
     """
 
     step: StepGraph
@@ -67,6 +68,7 @@ class Scheduled:
     before: Timeline
     after: Timeline
     sums: tuple[tuple[str, ...], ...]
+    programs: tuple[Program, Program] = ((), ())
 
 
 def schedule(
@@ -83,7 +85,7 @@ def schedule(
     program, nodes = instructions_of(step, times.node_s)
     before = simulate(program)
     if not of_kind(program, ALL_TO_ALL):
-        return Scheduled(step, (), before, before, ())
+        return Scheduled(step, (), before, before, (), (program, program))
     order, sums = list(range(len(program))), ALONE
     filled: tuple[Filled, ...] = ()
     if switches.moves_weight_gradients:
@@ -96,6 +98,7 @@ def schedule(
     if switches.fuses_sums:
         dtypes = {number: value_of(node).dtype for number, node in enumerate(nodes) if not program[number].is_compute}
         sums = fuse(program, order, times.all_reduce_s, times.copy_s, lambda a, b: dtypes[a] == dtypes[b])
-    after = simulate(fused(program, order, sums, times.all_reduce_s, times.copy_s))
+    final = fused(program, order, sums, times.all_reduce_s, times.copy_s)
+    after = simulate(final)
     joined = tuple(tuple(program[number].name for number in group) for group in sums.groups if len(group) > 1)
-    return Scheduled(reordered(step, nodes, order, sums), filled, before, after, joined)
+    return Scheduled(reordered(step, nodes, order, sums), filled, before, after, joined, (program, final))

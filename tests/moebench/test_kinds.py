@@ -30,8 +30,8 @@ FUNCTIONS = [field for field in fields(kinds.Kind) if field.type is str]
 @pytest.mark.parametrize("field", FUNCTIONS, ids=lambda field: field.name)
 def test_every_name_of_the_table_is_a_function(kind, field):
     """A misspelt module or function would be found by the first user of that kind."""
-    if kind in UNTIMED and field.default == "":
-        assert getattr(kinds.KINDS[kind], field.name) == ""
+    if (kind in UNTIMED or field.name == "explain") and getattr(kinds.KINDS[kind], field.name) == "":
+        assert field.default == ""
     else:
         assert callable(kinds.of(kind, field.name))
 

@@ -97,8 +97,11 @@ def test_pipelines_by_hand(parts):
     assert found.makespan_s == pytest.approx(4.0 / parts + 8.0 + 4.0 / parts)
     assert found.communication_s == pytest.approx(8.0)
     issued = in_parts(program, parts, lambda number, k: program[number].time_s / k)
-    assert [one.name for one in issued[:parts]] == [f"a.{part}" for part in range(parts)]
+    assert [one.name for one in issued[: 2 * parts]] == [f"{name}.{part}" for part in range(parts) for name in "ax"]
     assert len(issued) == parts * len(program)
+    merged = pipeline(program, parts, lambda number, k: program[number].time_s / k, {0: 3.0, 3: 2.0})
+    late_s = 1.0 if parts == 4 else 0.0  # the first one goes under the exchange, but for what holds up the first part
+    assert merged.makespan_s == pytest.approx(found.makespan_s + late_s + 2.0)
     if parts == 1:
         assert found.makespan_s == simulate(program).makespan_s
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from moebench.kernels.collectives.group import described_group
-from moebench.systems.lancet.all_reduces import ALONE, fuse, fused, replace_all_reduces
+from moebench.systems.lancet.all_reduces import ALONE, Sums, fuse, fused, replace_all_reduces
 from moebench.systems.lancet.capture import capture
 from moebench.systems.lancet.exact import exact
 from moebench.systems.lancet.gradient_sync import with_gradient_sync
@@ -15,6 +15,7 @@ from moebench.systems.lancet.nodes import collective_of, is_wait
 from moebench.systems.lancet.order import order_of
 from moebench.systems.lancet.schedule import Switches, schedule
 from moebench.systems.lancet.timeline import simulate
+from moebench.systems.lancet.trials import Trials
 from moebench.systems.lancet.weight_gradients import greedy
 from tests.systems.lancet.models import SMALL, data_of, made_up_times, model_of
 from tests.systems.lancet.programs import backward
@@ -76,6 +77,27 @@ def test_joined_sums_cost_no_time():
         dear = fuse(program, order, all_reduce_s, copy_s=lambda nbytes: 1.0)
         assert all(len(group) == 1 for group in dear.groups)
     assert most > 8
+
+
+@pytest.mark.parametrize("copy_s", [0.0, 1e-10])
+def test_trials_are_simulations_of_the_joined_program(copy_s):
+    """Whatever group is open, closed ones before it, alone ones behind: the same makespan."""
+    tried = 0
+    for seed in range(6):
+        program = backward(seed)
+        order = replace_all_reduces(program, ordered(program))
+        sums = [number for number in order if program[number].kind == ALL_REDUCE]
+        prices = (lambda nbytes: 0.9e-6 * nbytes, lambda nbytes: copy_s * nbytes)
+        for cut in range(0, len(sums) - 3, 3):
+            first, second = sums[cut : cut + 1 + cut % 2], sums[cut + 1 + cut % 2 : cut + 4]
+            trials = Trials(program, order, *prices)
+            trials.close((), first[0])
+            trials.close(first, second[0])
+            groups = Sums((*((number,) for number in sums[:cut]), tuple(first), tuple(second)))
+            wanted = simulate(fused(program, order, groups, *prices)).makespan_s
+            assert trials.makespan_s(second) == pytest.approx(wanted, rel=1e-12)
+            tried += 1
+    assert tried > 6
 
 
 @pytest.fixture(scope="module")
