@@ -145,12 +145,15 @@ def _condition(
     if metric == SPEEDUP:
         have = [p for p in points if _best(steps, p, own, systems) is not None]
         names = [own, *_rivals(claim, systems)]
-        times = _drawn([[_best(steps, p, name, systems) for p in have] for name in names])
+        best = [[_best(steps, p, name, systems) for p in have] for name in names]
+        used = [row for own_rows in best for row in own_rows]
+        times = _drawn(best)
         values, missing = speedups(times[0], times[1:])
     elif metric == REDUCTION:
         exposed = tables.get("exposed_communication", {})
         have = [p for p in points if all(_exposed(steps, exposed, p, name, systems) for name in (own, claim.baseline))]
         both = [[_exposed(steps, exposed, p, name, systems) for p in have] for name in (own, claim.baseline)]
+        used = [row for own_rows in both for row in own_rows]
         ours, theirs = _drawn(both)
         values = 1 - ours / theirs
         missing = np.full(values.shape, "", dtype=object)
@@ -158,6 +161,7 @@ def _condition(
         table = tables.get(QUANTITIES[claim.metric], {})
         have = [p for p in points if any((p, s) in table and _is(own, s) for s in systems)]
         rows = [max((table[p, s] for s in systems if (p, s) in table and _is(own, s)), key=_value) for p in have]
+        used = list(rows)
         values = np.array([[_value(row)] for row in rows]) / UNITS[claim.unit][1]
         if claim.metric == "optimisation_time" and "most" in str(claim.scope.get("scope", "")) and have:
             values = np.median(values, axis=0, keepdims=True)  # of most models
@@ -168,7 +172,8 @@ def _condition(
         raise CantAnswer(f"no query for the metric {claim.metric} yet")
     if not have:
         return None, len(points)
-    return Condition(reading, *reduced(claim, values, missing), topologies), len(points) - len(have)
+    cases = tuple(dict.fromkeys(row.case for row in used if row is not None))
+    return Condition(reading, *reduced(claim, values, missing), topologies, cases=cases), len(points) - len(have)
 
 
 def _finding(
@@ -182,6 +187,7 @@ def _finding(
         seen = {row.status if row.status == OUT_OF_MEMORY else "fits" for row in rows}
         word = seen.pop() if len(seen) == 1 else "mixed"
         values = np.array([float(sum(row.status == OUT_OF_MEMORY for row in rows))])
+        cases = tuple(row.case for row in rows)
     elif claim.baseline == EITHER:
         listed = {reading.name: reading.baselines for reading in readings(claim.paper)}
         names = (claim.system, *listed[EITHER], *listed[NEITHER])
@@ -189,11 +195,12 @@ def _finding(
         if not have:
             return None, len(points)
         word, values = _ablation(have, steps, names)
+        cases = tuple(steps[p, s].case for p in have for s in names)
         word = word or str(claim.value)
     else:
         raise CantAnswer(f"no query for the finding {claim.value!r} yet")
     words = np.array([word], dtype=object)
-    return Condition(reading, values, np.array([""], dtype=object), where, words), 0
+    return Condition(reading, values, np.array([""], dtype=object), where, words, cases=cases), 0
 
 
 def _ablation(points: Sequence[Point], steps: Table, names: Sequence[str]) -> tuple[str, np.ndarray]:

@@ -221,7 +221,7 @@ def _condition(
         theirs = np.array([[drawn(rows[p, s], draws) for p in its_points] for s in baselines])
         values, missing = speedups(ours, theirs)
         if sides.may_lack:
-            who = decider(ours[:, 0], theirs[:, :, 0], its_points, baselines, _reduction(claim))
+            who = decider(ours[:, 0], theirs[:, :, 0], its_points, baselines, reduction(claim))
             lacked = [all(rows[p, s].status == "unsupported" for s in baselines) for p in its_points]
             missing[lacked] = ""  # nobody has such a layer: nothing ran out of memory
     values, missing = reduced(claim, values, missing)
@@ -254,7 +254,7 @@ def reduced(claim: Claim, values: np.ndarray, missing: np.ndarray) -> tuple[np.n
 
     A point without a value drops out of a maximum or a mean; out of a minimum only where the baseline is what failed.
     """
-    how = _reduction(claim)
+    how = reduction(claim)
     if how == "one" and len(values) > 1:
         raise CantAnswer(f"its scope holds {len(values)} cases, and the claim is about one")
     function = {"max": np.fmax, "min": np.fmin, "one": np.fmax}.get(how)
@@ -273,6 +273,7 @@ def reduced(claim: Claim, values: np.ndarray, missing: np.ndarray) -> tuple[np.n
     return reduced, np.where(np.isnan(reduced), why, "")
 
 
-def _reduction(claim: Claim) -> str:
+def reduction(claim: Claim) -> str:
+    """What becomes of several cases: `max`, `min`, `mean`; `one` where there may be only one."""
     prefix = claim.metric.partition("_")[0]
     return prefix if prefix in ("max", "min", "mean") else _REDUCTIONS.get(claim.relation, "one")

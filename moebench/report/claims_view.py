@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from moebench.claims import verdict as v
-from moebench.claims.query import Condition, Obtained
+from moebench.claims.query import Condition, Obtained, reduction
 from moebench.claims.reported import RATIO, Claim
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantity, reported
@@ -47,6 +47,7 @@ def card(score: Score, default: Condition | None) -> dict[str, Any]:
         "obtained": quantity(claim, score.obtained) if score.obtained is not None else "–",
         "machine": "the default machine" if len(score.conditions) > 1 else "",
         "own_interval": own_interval(default, unit),
+        "own_label": _own_label(claim, default),
         "interval": interval(score.low, score.high, unit) if len(score.conditions) > 1 else "",
         "error": "" if score.error is None else percent(score.error),
         "engine": score.engine or "",
@@ -64,20 +65,27 @@ def claim_key(score: Score) -> str:
 
 
 def score_table(scores: Sequence[Score], defaults: Mapping[str, Condition]) -> Table:
-    """A line a claim: what was reported, what was obtained, the verdict."""
+    """A line a claim that has a value: the verdict, what was reported, what was obtained."""
     rows = []
-    for score in scores:
+    for score in (s for s in scores if s.verdict != v.NOT_RUN or s.obtained is not None):
         claim, (tone, symbol) = score.claim, LOOKS[score.verdict]
         obtained = quantity(claim, score.obtained) if score.obtained is not None else "–"
         verdict = Drawn(f'<span class="verdict {tone}"><span aria-hidden="true">{symbol}</span> {score.verdict}</span>')
         own = own_interval(defaults.get(claim.id), _unit(claim))
         rows.append([Linked(sentence(claim), claim_key(score)), verdict, reported(claim), obtained, own])
     columns = ["claim", "verdict", "reported", "obtained", "5–95 % of its draws"]
-    return Table(columns, rows, "The claims, a line each", frozenset(columns[2:]))
+    return Table(columns, rows, "The claims, a line each", frozenset(columns[4:]))
 
 
 def _unit(claim: Claim) -> str:
     return "x" if claim.kind == RATIO else f" {claim.unit}"
+
+
+def _own_label(claim: Claim, default: Condition | None) -> str:
+    """What the interval is of; where a claim ranges over cases, each draw has its own largest or smallest."""
+    words = {"max": ", the largest case of each", "min": ", the smallest case of each", "mean": ", the mean of each"}
+    ranges = default is not None and len(default.topologies) > 0 and len(default.cases) > 2
+    return "5–95 % of its draws" + (words.get(reduction(claim), "") if ranges else "")
 
 
 def own_interval(default: Condition | None, unit: str = "x") -> str:
@@ -289,8 +297,9 @@ def rests_table(scores: Sequence[Score]) -> Table:
             shares = [weights[kind] / total for kind in kinds]
             cells = [percent(share) if share >= 0.005 else "" for share in shares]
             rows.append([Linked(sentence(score.claim), claim_key(score)), *cells])
-    columns = ["claim", "left open by the paper", "assumed parameters", "derived parameters", "measured parameters"]
-    return Table(columns, rows, "What moves the outcome of each claim", frozenset(columns[1:]))
+    columns = ["claim", "left open by the paper", "assumed", "derived", "measured"]
+    caption = "What moves the outcome of each claim: choices of the suite, and parameters by where they come from"
+    return Table(columns, rows, caption, frozenset(columns[1:]))
 
 
 def _sentence_case(text: str) -> str:

@@ -113,9 +113,12 @@ def _support_tables(statuses: Statuses) -> list[Table]:
     for system in dict.fromkeys(name for _, name in statuses if name != reference().name):
         own = {gate: status for (gate, name), status in statuses.items() if name == system}
         kept = [gate for gate, (status, _) in own.items() if status == "passed"]
-        others = [f"{gate} ({status})" for gate, (status, _) in own.items() if status != "passed"]
+        by_status: dict[str, list[str]] = {}
+        for gate, (status, _) in own.items():
+            by_status.setdefault(status, []).append(gate)
+        others = [f"{status}: {', '.join(gates)}" for status, gates in by_status.items() if status != "passed"]
         reason = next((reason for status, reason in own.values() if status != "passed"), "")
-        rows.append([system, f"{PASSED} {len(kept)} of {len(own)}", ", ".join(kept), ", ".join(others), reason])
+        rows.append([system, f"{PASSED} {len(kept)} of {len(own)}", ", ".join(kept), "; ".join(others), reason])
     columns = ["system", "correctness gate", "keeps", "does not", "why, for example"]
     if not any(row[3] for row in rows):
         columns, rows = columns[:3], [row[:3] for row in rows]

@@ -41,7 +41,7 @@ def _entry(kind: list[Topology]) -> dict:
         for name, p in sorted(first.parameters().items())
     ]
     rows += [
-        [f"curve {name}", "share of the peak rate by size of the work", _curve(curve), "–", curve.status, curve.source]
+        [f"curve {name}", *_curve(curve), "–", curve.status, curve.source]
         for name, curve in sorted(first.hardware.curves.items())
     ]
     return {
@@ -57,10 +57,11 @@ def meaning(name: str) -> str:
     return spec.meaning if spec else ""
 
 
-def _curve(curve: Curve) -> str:
-    """Its ends: `0.100 at 64,000 to 0.850 at 64,000,000`."""
-    ends = [(curve.at[0], curve.share[0]), (curve.at[-1], curve.share[-1])]
-    return " to ".join(f"{number(share)} at {number(at)}" for at, share in dict.fromkeys(ends))
+def _curve(curve: Curve) -> tuple[str, str]:
+    """What it is, from the smallest to the largest work, and its ends: `0.100 to 0.850`."""
+    ends = dict.fromkeys([(curve.at[0], curve.share[0]), (curve.at[-1], curve.share[-1])])
+    sizes = " to ".join(number(at) for at, _ in ends)
+    return f"share of the peak rate, with work of {sizes}", " to ".join(number(share) for _, share in ends)
 
 
 def _shown(value: float, parameter: Parameter) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from moebench.claims.scoreboard import Score
 from moebench.report.kernel_figures import kernel_figure
-from moebench.report.parts import Figure, Table, figure, interval, number, percent, times
+from moebench.report.parts import Figure, Linked, Table, figure, interval, number, percent, times
 from moebench.results.store import RunFolder
 from moebench.workloads.suite import ModelExperiment
 
@@ -126,7 +126,7 @@ def _figures(experiment: ModelExperiment, steps: pd.DataFrame, baseline: str) ->
         ["model", "gate", "batch", "topology", "system", f"speedup over {baseline}", "5–95 %"],
         [
             [row["model"], row["gate"], str(int(row["batch_size"])), str(row["topology"]), row["system"],
-             times(row["speedup"]), interval(row["speedup_low"], row["speedup_high"], "x")]
+             Linked(times(row["speedup"]), row["case"]), interval(row["speedup_low"], row["speedup_high"], "x")]
             for _, row in found.iterrows()
         ],
         f"{experiment.title}: speedups of the default reading",
@@ -172,7 +172,6 @@ def _case_table(own: pd.DataFrame) -> Table:
             value = values[metric].get(key)
             cells.append("–" if value is None or pd.isna(value) else written(float(value)))
         note = "" if row["status"] == "passed" else f"{row['status']}: {row['reason']}"
-        rows.append([row["model"], row["gate"], str(int(row["batch_size"])), row["dtype"], str(row["topology"]),
-                     row["system"], *cells, note])  # fmt: skip
-    columns = ["model", "gate", "batch", "dtype", "topology", "system", *(heading for _, heading, _ in have), "note"]
-    return Table(columns, rows, "Every case", frozenset(("batch", *(heading for _, heading, _ in have))))
+        rows.append([row["case"], row["dtype"], *cells, note])
+    headings = [heading for _, heading, _ in have]
+    return Table(["case", "dtype", *headings, "note"], rows, "Every case", frozenset(headings))

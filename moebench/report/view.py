@@ -95,6 +95,7 @@ def page(folder: RunFolder) -> dict[str, Any]:
         "suite": suite.name,
         "created": record["created"].replace("T", " "),
         "headline": suite.title,
+        "has_claims": bool(scores),
         "lead": _lead(scores, frame, record),
         "findings": [experiment["answer"] for experiment in experiments if experiment["answer"]],
         "facts": facts_text(scores),

@@ -111,3 +111,23 @@ def test_trend_of_the_runs_folder(moebench, in_folder):
     assert moebench("trend", "--markdown").out.count("\n| ") == 2
     assert moebench("trend", "--last", "1").status == 0
     assert "no such folder" in moebench.refused("trend", "absent")
+
+
+def test_a_comparison_as_a_page(moebench, runs):
+    """Beside what is printed, for a run or a baseline; a folder that isn't there is refused."""
+    assert moebench("compare", "base", "more", "--html", "page.html").status == 1
+    assert "1 quantity is slower" in Path("page.html").read_text()
+    moebench("accept", "base", "--baseline", "main")
+    assert moebench("check", "more", "--baseline", "main", "--html", "check.html").status == 1
+    assert "baseline main" in Path("check.html").read_text()
+    assert "can't write" in moebench.refused("compare", "base", "more", "--html", "absent/page.html")
+
+
+def test_an_index_of_runs(moebench, runs):
+    """A page in the folder or elsewhere, of all runs or the newest ones; its path is printed."""
+    assert moebench("index", ".").out == "index.html\n"
+    assert all(f">{name}<" in Path("index.html").read_text() for name in ("base", "more", "less"))
+    assert moebench("index", ".", "-o", "one.html", "--last", "1", "--metric", "launches").status == 0
+    assert "1 run from" in Path("one.html").read_text()
+    assert "no such folder" in moebench.refused("index", "absent")
+    assert "is not a date" in moebench.refused("index", ".", "--since", "soon")

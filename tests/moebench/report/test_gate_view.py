@@ -50,7 +50,7 @@ def test_who_keeps_what(view):
     """A line a system with the reason of what it doesn't keep; the answer counts."""
     (support,) = view["tables"]
     assert support.rows == [
-        ["hetumoe", "✔ 2 of 3", "switch, dense-to-sparse", "base (unsupported)", "it has no auction"]
+        ["hetumoe", "✔ 2 of 3", "switch, dense-to-sparse", "unsupported: base", "it has no auction"]
     ]
     assert view["answer"] == "hetumoe passes the correctness gate with 2 of 3 routing rules; not with base."
     assert [row[1] for row in view["cases"].rows].count("passed") == 5

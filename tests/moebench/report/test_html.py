@@ -50,6 +50,22 @@ def test_report_says_what_the_scoreboard_says(run_folder, report):
     assert len(cards) + len(others) == len(scoreboard(run_folder.suite, run_folder))
 
 
+def test_numbers_lead_to_their_rows(run_folder, report):
+    """Every link has its target; the row of a case says in which lines of the results file its rows stand."""
+    text = report.read_text(encoding="utf-8")
+    ids = set(re.findall(r'id="?([^"\s>]+)', text))
+    links = re.findall(r'href="#([^"]+)"', text)
+    assert set(links) <= ids
+    rows = run_folder.results.read_text().splitlines()
+    listed = re.findall(r"<tr id=(c[0-9a-f]{8})><th scope=row>([^<]*)<td.*?<td class=n>(\d+)–(\d+)</tr>", text)
+    assert {anchor for anchor, *_ in listed} >= {link for link in links if re.fullmatch("c[0-9a-f]{8}", link)}
+    for _, case, first, last in listed[:: len(listed) // 10]:
+        own = {number for number, row in enumerate(rows, 1) if f'"case": "{case}"' in row}
+        assert own == set(range(int(first), int(last) + 1))
+    claim = text[text.index('id="claim-hetu-h1"') :]
+    assert "overall/switch/b32/1x8-titan-rtx/e16/hetumoe</a>" in claim[: claim.index("</li>")]
+
+
 def test_breakdown_adds_up_to_the_step(run_folder):
     """The regions of each bar, the host's waiting included, are the step time of the case's row."""
     figures = {f.title: f for e in page(run_folder)["experiments"] for f in e["figures"]}
