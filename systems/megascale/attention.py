@@ -21,6 +21,7 @@ from moebench.kernels.collectives.start_wait import start_all_gather, start_redu
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
 from moebench.kernels.rope import rope_tables
+from moebench.systems.megascale.fp8_exchange import reduce_scatter_fp8
 from moebench.systems.megascale.heads import Heads, unpack_heads
 from moebench.systems.megascale.overlapped import project_and_send, send_and_project
 from moebench.systems.megascale.weights import Cut
@@ -55,7 +56,7 @@ class Attention(nn.Module):
     Attributes:
         weights: `norm1_D`, `qkv_DC` (this rank's columns of query, key and value side by side), `out_QD` and, where
             heads are normed, `query_norm` and `key_norm`.
-        chunks: of rows that `sp` sends while it computes others.
+        chunks: of rows that `sp` sends while it computes others; fp8: whether `tp` sums rows that travel in FP8.
     """
 
     cos: Tensor
@@ -69,9 +70,10 @@ class Attention(nn.Module):
         group: Group,
         weights: nn.ParameterDict,
         chunks: int = 1,
+        fp8: bool = False,
     ) -> None:
         super().__init__()
-        self.shape, self.group, self.weights, self.chunks = shape, group, weights, chunks
+        self.shape, self.group, self.weights, self.chunks, self.fp8 = shape, group, weights, chunks, fp8
         self.heads, self.run = Heads(weights, shape, group.size if strategy == "tp" else 1), RUNS[strategy]
         at_home = strategy in ("sp", "cp")  # rows are turned where they are, not after they were gathered
         rows = sequence // group.size if at_home else sequence
@@ -95,6 +97,8 @@ def _tensor_parallel(self: Attention, h_SBD: Tensor) -> Tensor:
         h_SBD = start_all_gather(h_SBD, self.group).wait()
     y_SBD = self.heads.out(self.heads.attend(*self.heads.projected(h_SBD, (self.cos, self.sin))))
     with region("exchange"):
+        if self.fp8:
+            return reduce_scatter_fp8(y_SBD.flatten(0, 1), self.group).unflatten(0, (-1, y_SBD.shape[1]))
         return start_reduce_scatter(y_SBD, self.group).wait()
 
 

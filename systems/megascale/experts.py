@@ -29,6 +29,7 @@ from moebench.kernels.host import read_ints
 from moebench.kernels.permute import permute, unpermute
 from moebench.kernels.region import region
 from moebench.systems.megascale.ffn import run_experts, run_shared
+from moebench.systems.megascale.fp8_exchange import reduce_scatter_fp8
 from moebench.systems.megascale.overlapped import gather_and_multiply, multiply_and_reduce
 from moebench.systems.megascale.routing import Routes, rows_here, rows_of, weights_of_rows
 from moebench.systems.megascale.weights import Cut
@@ -42,10 +43,11 @@ _SHARED = ("shared1_DF", "shared3_DF", "shared2_FD")
 
 @dataclass(frozen=True)
 class Setting:
-    """A strategy, and into how many chunks its tokens are cut (those that gather tokens)."""
+    """A strategy, into how many chunks its tokens are cut (those that gather tokens), whether sums travel in FP8."""
 
     strategy: str
     chunks: int = 1
+    fp8: bool = False
 
 
 def cuts(strategy: str) -> dict[str, Cut]:
@@ -92,7 +94,7 @@ def _by_all_gather(
         y_WD = unpermute(y_ND, rows.rows_WK)
         y_WD = y_WD if shared_WD is None else y_WD + shared_WD
     with region("exchange"):
-        return start_reduce_scatter(y_WD, group).wait()
+        return reduce_scatter_fp8(y_WD, group) if setting.fp8 else start_reduce_scatter(y_WD, group).wait()
 
 
 def _by_all_to_all(

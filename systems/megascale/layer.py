@@ -12,7 +12,7 @@ from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
 from moebench.systems.layer import grad_of
-from moebench.systems.megascale import attention, experts
+from moebench.systems.megascale import attention, experts, volumes
 from moebench.systems.megascale.attention import Attention
 from moebench.systems.megascale.routing import device_balance_loss, route
 from moebench.systems.megascale.weights import Cut, DecoderWeights, part, sizes
@@ -46,7 +46,8 @@ class DecoderLayer(nn.Module):
     Args:
         sequence: S, of whole sequences.
         batch: B; under attention `dp` each rank has B / n of them.
-        attention_by, experts_by: strategies.
+        attention_by, experts_by: strategies; `auto` takes the rule of `volumes.experts_by` at equal rates.
+        fp8: whether what `tp` sums over the ranks travels in FP8, and its gradient too (fp8_exchange.py).
         chunks: into which a rank's rows are cut, so that collectives overlap with the products next to them (`sp`,
             `tp` and `ep-ag` of experts; overlapped.py).
 
@@ -65,8 +66,11 @@ class DecoderLayer(nn.Module):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         chunks: int = 1,
+        fp8: bool = False,
     ) -> None:
         super().__init__()
+        if experts_by == "auto":
+            experts_by = volumes.experts_by(shape.top_k, group.size)
         for what, name, known in (
             ("attention strategy", attention_by, attention.STRATEGIES),
             ("expert strategy", experts_by, experts.STRATEGIES),
@@ -74,16 +78,18 @@ class DecoderLayer(nn.Module):
             if name not in known:
                 raise one_of(what, name, known)
         reason = problem(shape, group.size, sequence, batch, (attention_by, experts_by), chunks)
+        if fp8 and (chunks > 1 or "tp" not in (attention_by, experts_by)):
+            reason = reason or "fp8: rows travel in FP8 under attention tp or experts tp, in one chunk"
         if reason is not None:
             raise InputError(reason)
-        self.shape, self.group = shape, group
+        self.shape, self.group, self.fp8 = shape, group, fp8
         self.attention_by, self.experts_by, self.chunks = attention_by, experts_by, chunks
         self.cuts: dict[str, Cut] = attention.cuts(attention_by) | experts.cuts(experts_by)
         like = torch.empty(0, device=device, dtype=dtype)
         self.weights = nn.ParameterDict(
             {name: nn.Parameter(like.new_empty(size)) for name, size in self._held_sizes().items()}
         )
-        self.attention = Attention(attention_by, shape, sequence, group, self.weights, chunks)
+        self.attention = Attention(attention_by, shape, sequence, group, self.weights, chunks, fp8)
 
     def _held_sizes(self) -> dict[str, tuple[int, ...]]:
         held = {}
@@ -115,7 +121,7 @@ class DecoderLayer(nn.Module):
             routes = route(h_TD, self.weights["router_DE"], self.shape)
             devices = 1 if self.experts_by == "tp" else self.group.size
             aux = device_balance_loss(routes.probs_TE, routes.experts_TK, devices)
-        setting = experts.Setting(self.experts_by, self.chunks)
+        setting = experts.Setting(self.experts_by, self.chunks, self.fp8 and self.experts_by == "tp")
         y_TD = experts.RUNS[self.experts_by](h_TD, routes, self.weights, self.shape, self.group, setting)
         return y_TD, aux
 

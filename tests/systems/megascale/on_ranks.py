@@ -6,6 +6,7 @@ from itertools import product
 
 import torch
 
+from moebench.kernels.collectives.group import described_group
 from moebench.kernels.collectives.start_wait import all_gather
 from moebench.program import BACKWARD
 from moebench.systems.megascale import attention, experts
@@ -14,10 +15,12 @@ from moebench.systems.megascale.layer import DecoderLayer
 from moebench.systems.megascale.macro import ListedLayer
 from moebench.systems.megascale.plain import plain_layer
 from moebench.systems.megascale.routing import device_balance_loss
+from moebench.systems.megascale.sharded import ShardedAdamW
+from moebench.systems.megascale.stage import DecoderStage
 from moebench.systems.megascale.volumes import Sizes, printed, sent
 from moebench.systems.megascale.weights import joined, part, random_weights
 from moebench.trace.recorder import Recorder
-from moebench.workloads.models.decoder import DecoderShape
+from moebench.workloads.models.decoder import DecoderModel, DecoderShape
 from tests.systems.megascale import gradients_on_ranks as gradients
 from tests.systems.megascale.sync_on_ranks import sums_over_nodes_are_sums
 
@@ -81,11 +84,11 @@ def compared(what, ours, theirs, close=None):
 
 
 def strategies_equal_the_definition(group, name):
-    """Outputs, input gradients and weight gradients, under every pair of strategies."""
+    """Outputs, input gradients and weight gradients, under every pair of strategies or three pairs of them."""
     shape, weights, x, upstream = whole(name)
     wrong = []
     pairs = list(product(attention.STRATEGIES, experts.STRATEGIES))
-    for by in pairs if name == "shared" else pairs[::5] + pairs[1::5]:
+    for by in {"shared": pairs, "normed": pairs[1::5], "crowded": pairs[::5]}[name]:
         layer = DecoderLayer(shape, S, B, group, *by, dtype=torch.float64)
         layer.load(weights)
         devices = 1 if by[1] == "tp" else group.size
@@ -143,6 +146,50 @@ def waits_without_work(ops):
     return found
 
 
+def fp8_rows_are_near_the_definition(group):
+    """The layer under `tp` with rows in FP8, in float32: outputs and gradients within a few hundredths in the norm."""
+    shape, weights, x, upstream = whole("shared")
+    y, x_grad, w_grads, _ = expected("shared", 0, group.size, 1)
+    layer = DecoderLayer(shape, S, B, group, "tp", "tp", dtype=torch.float64, fp8=True)
+    layer.load(weights)
+    own = layer.own_rows(x).requires_grad_()
+    ours, aux = layer(own)
+    torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
+    found = gradients_of_all(layer)
+    pairs = {"y": (ours.detach(), layer.own_rows(y)), "dx": (own.grad, layer.own_rows(x_grad))}
+    pairs |= {name: (found[name], wanted) for name, wanted in w_grads.items()}
+    off = {name: float((one - other).norm() / other.norm()) for name, (one, other) in pairs.items()}
+    exact = 1e-12 if group.size == 1 else 0.1
+    wrong = [f"{name}: off by {value}" for name, value in off.items() if value > exact]
+    return wrong + (["nothing is rounded"] if group.size > 1 and off["y"] < 1e-4 else [])
+
+
+def training_is_the_same_with_bf16_gradients(group):
+    """A small model, data parallel, thirty steps of sharded Adam on each way's gradients: losses within 0.002 nats."""
+    model = DecoderModel("small", "Small", 2, SHAPES["bare"], 32)
+    losses = {}
+    for way in ("fp32-reduce-scatter", "bf16-all-to-all"):
+        stage = DecoderStage(model, 2, S, 2, described_group(1))
+        generator = torch.Generator().manual_seed(3)
+        for weight in stage.parameters():
+            weight.data.copy_(torch.randn(weight.shape, generator=generator) * 0.1 + (weight.dim() == 1))
+        optimiser = ShardedAdamW(stage.parameters(), group, way, lr=3e-3)
+        data = torch.Generator().manual_seed(10 + group.index)
+        losses[way] = []
+        for _ in range(30):
+            first = torch.randint(32, (1, 2), generator=data)
+            ids = (first + 3 * torch.arange(S + 1).unsqueeze(1)) % 32
+            loss, aux = stage(ids[:-1], ids[1:])
+            (loss + 0.01 * aux).backward()
+            optimiser.accumulate()
+            optimiser.step(1 / group.size)
+            losses[way].append(loss.item())
+    fp32, bf16 = (torch.tensor(one) for one in losses.values())
+    wrong = [] if fp32[-1] < fp32[0] - 0.5 else [f"nothing is learnt: {fp32[0]} to {fp32[-1]}"]
+    gap = float((fp32 - bf16).abs().max())
+    return wrong if gap < 0.002 else [*wrong, f"losses differ by {gap}"]
+
+
 def runs_beside_products(ops):
     """Of each collective of rows, in the order of their starts, whether a product runs between start and wait."""
     ends = {start: op.index for op in ops for start in op.waits_on}
@@ -159,13 +206,16 @@ def chunks_equal_the_definition(group):
         layer.load(weights)
         y, x_grad, w_grads, _ = expected(name, 0, group.size, 1 if by[1] == "tp" else group.size)
         own = layer.own_rows(x).requires_grad_()
-        with Recorder([*layer.weights.values(), own]) as recorder:
+        upstreams = [layer.own_rows(upstream), torch.ones((), dtype=x.dtype)]
+        with Recorder([*layer.weights.values(), own, *upstreams]) as recorder:
             ours, aux = layer(own)
-        torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
+            torch.autograd.backward([ours, aux], upstreams)
         # Of two chunks the first of a product's travels beside the second product, or the second beside the first one.
-        order = [True, False, False, True, False, True, True, False]
-        if group.size > 1 and by == ("sp", "ep-ag") and runs_beside_products(recorder.ops) != order:
-            wrong.append(f"{name}: {runs_beside_products(recorder.ops)}")
+        # The backward goes the other way: of each pair one travels beside the other's product.
+        order, found = [True, False, False, True, False, True, True, False], runs_beside_products(recorder.ops)
+        back = [sorted(found[place : place + 2]) for place in range(8, len(found), 2)]
+        if group.size > 1 and by == ("sp", "ep-ag") and (found[:8] != order or back != [[False, True]] * 4):
+            wrong.append(f"{name}: {found}")
         wrong += compared(f"{name} {by} y", ours.detach(), layer.own_rows(y))
         wrong += compared(f"{name} {by} dx", own.grad, layer.own_rows(x_grad))
         found = gradients_of_all(layer)
@@ -259,5 +309,8 @@ def all_checks(group):
     found["gradients"] = gradients.sums_are_within_their_errors(group)
     found["fp8"] = gradients.fp8_is_within_its_error(group)
     found["sharded"] = gradients.sharded_adam_is_adam(group)
+    found["fp8 layer"] = fp8_rows_are_near_the_definition(group)
+    if group.size == 2:
+        found["training"] = training_is_the_same_with_bf16_gradients(group)
     found["nodes"] = sums_over_nodes_are_sums(group)
     return found

@@ -131,6 +131,15 @@ def test_rows_by_source_rank_let_a_tile_wait_for_fewer_ranks():
         sources_of_tiles([0], [1], 0)
 
 
+def test_the_number_of_choices_chooses():
+    """`auto` gathers tokens where more rows than all tokens would travel."""
+    many = replace(SHAPE, top_k=5)
+    assert DecoderLayer(many, 8, 4, described_group(4), experts_by="auto").experts_by == "ep-ag"
+    assert DecoderLayer(SHAPE, 8, 4, described_group(4), experts_by="auto").experts_by == "ep-a2a"
+    with pytest.raises(InputError, match="fp8: rows travel in FP8 under attention tp or experts tp"):
+        DecoderLayer(SHAPE, 8, 4, described_group(4), fp8=True)
+
+
 def test_chunks_that_cut_no_rank_evenly_are_refused():
     """Eight positions on four ranks are two each."""
     for chunks in (0, 3):
