@@ -58,26 +58,28 @@ def _bandwidth(case: Case, row: Row) -> Row:
 
 
 def _of_other_machines(case: Case, topology: Topology, names: Sequence[str]) -> list[Row]:
+    from moebench.sim.catalogue import Catalogue
     from moebench.sim.replay import replay
     from moebench.sim.uncertainty import nominal
     from moebench.trace.alone import programs_of
 
-    programs, as_it_is = programs_of(case, topology), nominal(topology.parameters())
+    programs, as_it_is = Catalogue(programs_of(case, topology)), nominal(topology.parameters())
     known, hardware = topology.link_parameters, topology.hardware.name
     grids = {name: grid(name, known[name]) for name in names if known[name].value}
     if not grids:
         return []
-    times_s = replay(programs, topology, _one_changed(grids, as_it_is)).step_time_s
+    times_s = replay(programs, topology, _one_changed(grids, as_it_is), has_timelines=False).step_time_s
     parts = np.split(times_s, np.cumsum([len(values) for values in grids.values()])[:-1])
     found = [_time_if(case, hardware, *one) for one in zip(grids, grids.values(), parts)]
     if not case.is_default:
         return found
     nics = _nics(topology)
-    shared_s = [replay(programs, replace(topology, nics_per_node=n), as_it_is).step_time_s[0] for n in nics]
+    shared_s = [replay(programs, replace(topology, nics_per_node=n), as_it_is, False).step_time_s[0] for n in nics]
     found.append(_time_if(case, hardware, NICS, nics, np.array(shared_s)))
     if topology.nodes > 1 and MESSAGE in grids:
         drawn = _two_changed(as_it_is)
-        found.append(_time_if_both(case, hardware, drawn, replay(programs, topology, drawn).step_time_s))
+        times_s = replay(programs, topology, drawn, has_timelines=False).step_time_s
+        found.append(_time_if_both(case, hardware, drawn, times_s))
     return found
 
 

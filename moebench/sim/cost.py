@@ -43,7 +43,7 @@ _K_STEP = 64
 
 @dataclass(frozen=True)
 class OpCosts:
-    """Costs of a program's operators, in its order.
+    """Costs of operators, in their order.
 
     Attributes:
         device_s: [ops, N] time on the operator's stream; 0 for collectives, which the network model prices.
@@ -56,12 +56,30 @@ class OpCosts:
     limits: np.ndarray
 
 
+Issue = tuple[str, int]  # the parameter that prices an operator's issue, and its launches
+
+
 def op_costs(ops: Sequence[Op], machine: "Machine") -> OpCosts:
     """Price operators under every draw.
 
     Raises:
         InputError: the machine lacks a parameter that an operator needs.
     """
+    return costs_of(ops, [issue_of(op) for op in ops], machine)
+
+
+def costs_of(ops: Sequence[Op], issues: Sequence[Issue], machine: "Machine") -> OpCosts:
+    """Device times of operators and host times of issues, which need not be those of the same ones.
+
+    Raises:
+        InputError: as `op_costs`.
+    """
+    device_s, limits = _device_costs(ops, machine)
+    return OpCosts(device_s, machine.issue_s(issues) * machine.crowding, limits)
+
+
+def _device_costs(ops: Sequence[Op], machine: "Machine") -> tuple[np.ndarray, np.ndarray]:
+    """[ops, N] seconds and [ops] limits."""
     device = np.zeros((len(ops), machine.draws))
     limits = np.zeros(len(ops), dtype=np.int8)
     for indices in _grouped(ops):
@@ -71,7 +89,7 @@ def op_costs(ops: Sequence[Op], machine: "Machine") -> OpCosts:
         limits[indices] = np.where(fixed[:, 0] > memory[:, 0], 3, np.where(compute[:, 0] >= memory[:, 0], 1, 2))
         memory += fixed
         device[indices] = memory
-    return OpCosts(device * machine.crowding, machine.issue_s(ops) * machine.crowding, limits)
+    return device * machine.crowding, limits
 
 
 def compute_time_s(op: Op, hardware: Hardware, values: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -134,17 +152,13 @@ class Machine:
         compute, memory, start = (np.multiply.outer(amount, each * unit) for amount, unit in costs)
         return compute, memory, start
 
-    def issue_s(self, ops: Sequence[Op]) -> np.ndarray:
-        """Host seconds to issue each operator, [ops, N]."""
-        names = {_issue_parameter(op) for op in ops}
-        if any(op.launches > 1 for op in ops):
-            names.add("host.issue.operator")
-        rows = {name: self.value(name) * np.ones(self.draws) for name in names}
-        issue = np.empty((len(ops), self.draws))
-        for i, op in enumerate(ops):
-            issue[i] = rows[_issue_parameter(op)]
-            if op.launches > 1:  # from inside an operator, by the same driver
-                issue[i] += (op.launches - 1) * rows["host.issue.operator"]
+    def issue_s(self, issues: Sequence[Issue]) -> np.ndarray:
+        """Host seconds to issue operators, [issues, N]."""
+        issue = np.empty((len(issues), self.draws))
+        for i, (name, launches) in enumerate(issues):
+            issue[i] = self.value(name) * np.ones(self.draws)
+            if launches > 1:  # from inside an operator, by the same driver
+                issue[i] += (launches - 1) * (self.value("host.issue.operator") * np.ones(self.draws))
         return issue
 
     def compute_share(self, dtype: str) -> np.ndarray:
@@ -205,6 +219,16 @@ def tiled_flops(products: Sequence[Product], sms: int) -> np.ndarray:
     return np.where((shape[:, :3] == 1).any(axis=1), 2 * shape.prod(axis=1), tiled)
 
 
+def issue_of(op: Op) -> Issue:
+    """What the host pays for an operator."""
+    return _issue_parameter(op), max(op.launches, 1)
+
+
+def has_device_work(op: Op) -> bool:
+    """Whether an operator takes time on a device's stream by itself."""
+    return op.kind not in NO_DEVICE_WORK and op.collective is None and bool(op.bytes or op.flops)
+
+
 def _issue_parameter(op: Op) -> str:
     """The name of the hardware parameter that prices the operator's issue."""
     if op.kind == "host-read":
@@ -220,7 +244,7 @@ def _grouped(ops: Sequence[Op]) -> list[list[int]]:
     """Indices of the operators that do work on the device, by kind, dtype and whether they list products."""
     groups: dict[tuple[str, str, bool], list[int]] = {}
     for i, op in enumerate(ops):
-        if op.kind in NO_DEVICE_WORK or op.collective is not None or not (op.bytes or op.flops):
+        if not has_device_work(op):
             continue
         groups.setdefault((op.kind, op.dtype, bool(op.products)), []).append(i)
     return list(groups.values())

@@ -21,6 +21,7 @@ from moebench import kinds
 from moebench.case import Case, fields_of
 from moebench.program import Program
 from moebench.results.rows import Row
+from moebench.sim.catalogue import Catalogue
 from moebench.sim.rows import rows_of_replay, rows_without_number
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
@@ -188,8 +189,12 @@ def run_group(group: Group, samples: int, seed: int, traces: Path | None) -> lis
         return without_number(group, "failed", described(error))
     if traces is not None:
         _store(programs, traces / f"{group.key}.json.gz")
+    try:
+        catalogue = Catalogue(programs)
+    except Exception as error:
+        return _without_number(group, "failed", described(error))
     return [
-        _replayed(case, topology, programs, samples, seed)
+        _replayed(case, topology, catalogue, samples, seed)
         for case, topology in zip(group.cases, group.topologies)
     ]
 
@@ -205,11 +210,11 @@ _draws: dict[tuple[str, int, int], dict[str, np.ndarray]] = {}
 
 
 def _replayed(
-    case: Case, topology: Topology, programs: tuple[Program, ...], samples: int, seed: int
+    case: Case, topology: Topology, catalogue: Catalogue, samples: int, seed: int
 ) -> list[Row]:
     """The rows of a case; a machine without a number that the case needs can't run it."""
     try:
-        return _rows(case, topology, programs, samples, seed)
+        return _rows(case, topology, catalogue, samples, seed)
     except InputError as error:
         return rows_without_number(case, topology, "unsupported", str(error))
     except Exception as error:  # of this case alone: the others of the run go on
@@ -223,7 +228,7 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_REASON]}{place}"
 
 
-def _rows(case: Case, topology: Topology, programs: tuple[Program, ...], samples: int, seed: int) -> list[Row]:
+def _rows(case: Case, topology: Topology, catalogue: Catalogue, samples: int, seed: int) -> list[Row]:
     from moebench.sim.replay import replay
     from moebench.sim.uncertainty import draw, seen_by
 
@@ -231,7 +236,8 @@ def _rows(case: Case, topology: Topology, programs: tuple[Program, ...], samples
     if key not in _draws:
         _draws[key] = draw(topology.parameters(), samples, seed)
     values = seen_by(case.workload, topology.hardware, _draws[key])
-    rows = rows_of_replay(case, topology, programs, replay(programs, topology, values))
+    replayed = replay(catalogue, topology, values, has_timelines=False)
+    rows = rows_of_replay(case, topology, catalogue.programs, replayed)
     return kinds.of(case.workload.kind, "finish")(case, topology, rows)
 
 

@@ -66,7 +66,7 @@ def _counted(ranks: tuple[int, ...], gpus_per_node: int) -> tuple[NodeShare, ...
 
 
 def spread_rows(
-    ranks: Sequence[int], rows: Sequence[tuple[Sequence[int], Sequence[int]]], topology: Topology
+    ranks: Sequence[int], rows: Sequence[tuple[Sequence[int], Sequence[int]]], gpus_per_node: int
 ) -> Spread:
     """Fold an exchange matrix, given as one row for each set of equal ranks, onto nodes and GPUs.
 
@@ -81,7 +81,7 @@ def spread_rows(
     for covered, row in rows:
         if len(row) != size:
             raise ValueError(f"rank {covered[0]} sends to {len(row)} peers in a group of {size}")
-    node, row_of = _places(ranks, rows, topology)
+    node, row_of = _places(ranks, rows, gpus_per_node)
     sends = np.array([row for _, row in rows], dtype=np.int64)
     everyone, nodes = np.arange(size), int(node.max()) + 1
     on_node = np.zeros((size, nodes), dtype=np.int64)
@@ -111,11 +111,11 @@ def spread_rows(
 
 
 def _places(
-    ranks: Sequence[int], rows: Sequence[tuple[Sequence[int], Sequence[int]]], topology: Topology
+    ranks: Sequence[int], rows: Sequence[tuple[Sequence[int], Sequence[int]]], gpus_per_node: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Node (numbered within the group) and row of each position of the group."""
     global_ranks = np.fromiter(ranks, dtype=np.int64, count=len(ranks))
-    _, node = np.unique(global_ranks // topology.gpus_per_node, return_inverse=True)
+    _, node = np.unique(global_ranks // gpus_per_node, return_inverse=True)
     position = {int(rank): i for i, rank in enumerate(global_ranks)}
     row_of = np.full(len(ranks), -1)
     for index, (covered, _) in enumerate(rows):

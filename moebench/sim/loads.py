@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moebench.program import Collective
-from moebench.sim.layout import NodeShare, node_shares, spread_rows
+from moebench.sim.layout import NodeShare, Spread, node_shares, spread_rows
 from moebench.workloads.machine import Topology
 
 Rows = Sequence[tuple[Sequence[int], Sequence[int]]]  # (ranks that a row stands for, bytes to each peer)
@@ -124,8 +124,9 @@ def _even_all_to_all(chunk: int, shares: Sequence[NodeShare], topology: Topology
 
 def _uneven(collective: Collective, topology: Topology, rows: Rows) -> Load:
     """Grouped send/recv with a matrix of bytes; zero entries are not sent."""
-    sent = spread_rows(collective.ranks, rows, topology)
-    messages = spread_rows(collective.ranks, [(r, [int(b > 0) for b in row]) for r, row in rows], topology)
+    sent, messages = _spreads(
+        _fixed(collective.ranks), tuple((_fixed(r), tuple(row)) for r, row in rows), topology.gpus_per_node
+    )
     return Load(
         copy_bytes=sent.own,
         link_bytes=sent.link,
@@ -143,6 +144,20 @@ def _uneven(collective: Collective, topology: Topology, rows: Rows) -> Load:
             "nic": TierUse(sent.rank_outside, messages.rank_outside, sent.outside, messages.outside),
         },
     )
+
+
+@functools.lru_cache(maxsize=256)  # the same exchange is priced on every machine of that size
+def _spreads(
+    ranks: Sequence[int], rows: tuple[tuple[Sequence[int], tuple[int, ...]], ...], gpus_per_node: int
+) -> tuple[Spread, Spread]:
+    """Bytes, and messages."""
+    messages = [(covered, [int(size > 0) for size in row]) for covered, row in rows]
+    return spread_rows(ranks, rows, gpus_per_node), spread_rows(ranks, messages, gpus_per_node)
+
+
+def _fixed(ranks: Sequence[int]) -> Sequence[int]:
+    """What can be a key."""
+    return ranks if isinstance(ranks, range) else tuple(ranks)
 
 
 def _ring(

@@ -1,20 +1,22 @@
-"""One rank's clock during a replay: its host, its compute stream, and what it waited for.
+"""The clock of ranks during a replay: their hosts, their compute streams, and what they waited for.
 
-Every moment of the compute stream is either an operator's, or a gap; a gap is exposed communication from the moment
-when the awaited collective was launched, and the host's otherwise. So the parts add up to the step in every draw. All
-times are arrays over the draws.
+Every moment of a compute stream is either an operator's, or a gap; a gap is exposed communication from the moment
+when the awaited collective was launched, and the host's otherwise. So the parts add up to the step in every draw.
+
+Programs that take one course, the same kinds of operators with the same waits, share a clock: times are arrays
+[programs, N] over the draws, or [1, N] as long as they are equal in all of them.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.program import COMPUTE, Op, Program
-from moebench.sim.cost import OpCosts
+from moebench.program import COMPUTE, Op
+from moebench.sim.catalogue import Course, Key
+from moebench.sim.cost import OpCosts, has_device_work
 
-Key = tuple[str, str]  # (region, phase)
+Rows = list[int] | None  # programs of a clock, None for all of them
 
 
 @dataclass(frozen=True)
@@ -39,89 +41,133 @@ class Timeline:
 
 
 class RankClock:
-    """Runs a program's operators in issue order until a collective is awaited that hasn't finished."""
+    """Runs programs of one course in issue order until a collective is awaited that hasn't finished."""
 
-    def __init__(self, program: Program, costs: OpCosts, synchronous: bool) -> None:
-        """`synchronous`: the host runs the operators itself (a CPU); only collectives run beside it."""
-        self.program = program
-        self.costs = costs
-        self.synchronous = synchronous
-        draws = costs.device_s.shape[1]
-        self.host = np.zeros(draws)
-        self.device = np.zeros(draws)  # when the compute stream is free
+    def __init__(self, course: Course, costs: OpCosts, synchronous: bool, has_timelines: bool = True) -> None:
+        """Start at zero.
+
+        Args:
+            costs: of the catalogue's operators and issues.
+            synchronous: the hosts run the operators themselves (CPUs); only collectives run beside them.
+            has_timelines: whether to note when each operator runs.
+        """
+        self.course, self.costs, self.synchronous = course, costs, synchronous
+        self.ops, self.count = course.ops, len(course.members)
+        self._zero = np.zeros((1, costs.device_s.shape[1]))
+        self.host = self.device = self._zero  # device: when the compute stream is free
         self.next = 0
         self.arrivals: dict[int, np.ndarray] = {}
         self.ends: dict[int, np.ndarray] = {}
         self._taken: dict[int, np.ndarray] = {}
-        self.exposed: dict[Key, np.ndarray] = defaultdict(lambda: np.zeros(draws))
-        self.idle: dict[Key, np.ndarray] = defaultdict(lambda: np.zeros(draws))
+        self._ended: dict[int, int] = {}  # of collectives that have ended for some of the programs: for how many
+        self.exposed: dict[Key, np.ndarray] = {}
+        self.idle: dict[Key, np.ndarray] = {}
         self._side_free: dict[str, np.ndarray] = {}
         self._awaited: set[int] = set()
-        count = len(program.ops)
-        self._nominal = {name: np.zeros(count) for name in list(Timeline.__dataclass_fields__)[:-1]}
+        names = list(Timeline.__dataclass_fields__)[:-1] if has_timelines else ()
+        self._nominal = {name: np.zeros((self.count, len(self.ops))) for name in names}
 
     @property
     def finished(self) -> bool:
         """Whether every operator has run."""
-        return self.next == len(self.program.ops)
+        return self.next == len(self.ops)
 
     def missing(self) -> list[int]:
         """Collectives that the next operator waits for and that haven't finished."""
         if self.finished:
             return []
-        return [index for index in self.program.ops[self.next].waits_on if index not in self.ends]
+        return [index for index in self.ops[self.next].waits_on if index not in self.ends or index in self._ended]
 
     def run(self) -> bool:
         """Run until the end or until a collective is missing; True if anything ran."""
         first = self.next
-        for op in self.program.ops[first:]:
+        for op in self.ops[first:]:
             if op.waits_on and self.missing():
                 break
             self._step(op)
             self.next += 1
         return self.next > first
 
-    def complete(self, index: int, start: np.ndarray, end: np.ndarray, taken_s: np.ndarray | None = None) -> None:
-        """Tell when a collective that this rank launched ran, and how long it kept the rank's own core busy."""
-        self.ends[index] = end
+    def complete(
+        self, rows: Rows, index: int, start: np.ndarray, end: np.ndarray, taken_s: np.ndarray | None = None
+    ) -> None:
+        """Tell when a collective ran that some programs launched, and how long it kept the ranks' own cores busy."""
+        self.put(self.ends, index, rows, end)
         if taken_s is not None:
-            self._taken[index] = taken_s
-        self._nominal["start_s"][index] = start[0]
-        self._nominal["end_s"][index] = end[0]
+            self.put(self._taken, index, rows, taken_s)
+        if rows is not None:
+            self._ended[index] = self._ended.get(index, 0) + len(rows)
+            if self._ended[index] == self.count:
+                del self._ended[index]
+        for name, times in (("start_s", start), ("end_s", end)):
+            if name in self._nominal:
+                self._nominal[name][slice(None) if rows is None else rows, index] = times[..., 0]
+
+    def put(self, store: dict, key: object, rows: Rows, times: np.ndarray) -> None:
+        """Set the times of some programs in a store by key; what it holds of the others stays, or is zero."""
+        if rows is None:
+            store[key] = times.reshape(-1, times.shape[-1])
+            return
+        known = store.get(key, self._zero)
+        if len(known) < self.count:
+            known = np.repeat(known, self.count, axis=0)
+        known[rows] = times
+        store[key] = known
 
     def close(self) -> np.ndarray:
-        """Wait for everything in flight and for the host; the time at which the rank is done."""
+        """Wait for everything in flight and for the host; [programs, N] the time at which each is done."""
         for index in self.ends:
             if index not in self._awaited:
                 self._await(index)
-        if self.program.ops:
-            self._idle_until(self.host, self.program.ops[-1])
-        return self.device
+        if self.ops:
+            self._idle_until(self.host, self.ops[-1])
+        return np.broadcast_to(self.device, (self.count, self.device.shape[1]))
 
-    def timeline(self) -> Timeline:
-        """The nominal times of all operators."""
-        return Timeline(**self._nominal, limits=self.costs.limits)
+    def timelines(self) -> list[Timeline]:
+        """The nominal times of all operators, a program each; none where nobody wanted them noted."""
+        if not self._nominal:
+            return []
+        limits = self.costs.limits[self.course.device_of]
+        return [
+            Timeline(**{name: times[row] for name, times in self._nominal.items()}, limits=limits[row])
+            for row in range(self.count)
+        ]
+
+    def _device_s(self, index: int) -> np.ndarray:
+        places = self.course.device_of[:, index]
+        return self.costs.device_s[places[:1] if self.course.is_one[index] else places]
+
+    def _issue_s(self, index: int) -> np.ndarray:
+        places = self.course.issue_of[:, index]
+        return self.costs.issue_s[places[:1] if self.course.has_one_issue[index] else places]
+
+    def _note(self, name: str, index: int, times: np.ndarray) -> None:
+        if self._nominal:
+            self._nominal[name][:, index] = times[:, 0]
 
     def _step(self, op: Op) -> None:
-        i, at = op.index, self._nominal
-        at["host_start_s"][i] = self.host[0]
+        i = op.index
+        self._note("host_start_s", i, self.host)
         if op.kind == "host-read":
             self._read(op)
         else:
             for collective in op.waits_on:
                 self._await(collective)
-        self.host = self.host + self.costs.issue_s[i]
-        at["host_end_s"][i] = self.host[0]
-        at["start_s"][i] = at["end_s"][i] = max(self.host[0], self.device[0])
+        self.host = self.host + self._issue_s(i)
+        self._note("host_end_s", i, self.host)
+        if self._nominal:
+            self._nominal["start_s"][:, i] = self._nominal["end_s"][:, i] = np.maximum(
+                self.host[:, 0], self.device[:, 0]
+            )
         if op.collective is not None:
             self.arrivals[i] = np.maximum(self.host, self.device)
         elif op.stream != COMPUTE and op.kind != "wait":
             self._run_beside(op)
-        elif self.costs.limits[i]:
+        elif has_device_work(op):
             self._idle_until(self.host, op)
-            at["start_s"][i] = self.device[0]
-            self.device = self.device + self.costs.device_s[i]
-            at["end_s"][i] = self.device[0]
+            self._note("start_s", i, self.device)
+            self.device = self.device + self._device_s(i)
+            self._note("end_s", i, self.device)
         if self.synchronous:
             self.host = np.maximum(self.host, self.device)
 
@@ -138,34 +184,34 @@ class RankClock:
         ready = np.maximum(self.host, self.device)
         self.arrivals[op.index] = ready
         start = np.maximum(ready, self._side_free.get(op.stream, ready))
-        end = start + self.costs.device_s[op.index]
+        end = start + self._device_s(op.index)
         self._side_free[op.stream] = end
-        self.complete(op.index, start, end)
+        self.complete(None, op.index, start, end)
 
     def _await(self, index: int) -> None:
         """Hold the compute stream until operation `index` of another stream has ended."""
         if index in self._awaited:
             return
         self._awaited.add(index)
-        op = self.program.ops[index]
+        op = self.ops[index]
         self._idle_until(self.arrivals[index], op)
         gap = np.maximum(self.ends[index] - self.device, self._taken.get(index, 0))  # work beside it took that longer
-        self.exposed[op.region, op.phase] += gap
-        self._nominal["exposed_s"][index] += gap[0]
+        key = (op.region, op.phase)
+        self.exposed[key] = self.exposed.get(key, self._zero) + gap
+        if self._nominal:
+            self._nominal["exposed_s"][:, index] += gap[:, 0]
         self.device = self.device + gap
 
     def _idle_until(self, time: np.ndarray, op: Op) -> None:
         """Let the compute stream stand still until `time`, on the host's account."""
         gap = np.maximum(time - self.device, 0)
-        self.idle[op.region, op.phase] += gap
-        self._nominal["idle_s"][op.index] += gap[0]
+        key = (op.region, op.phase)
+        self.idle[key] = self.idle.get(key, self._zero) + gap
+        if self._nominal:
+            self._nominal["idle_s"][:, op.index] += gap[:, 0]
         self.device = self.device + gap
 
 
-def by_key(ops: Sequence[Op], rows: np.ndarray) -> dict[Key, np.ndarray]:
-    """Sum rows [ops, N] over the compute stream's operators of each (region, phase)."""
-    groups: dict[Key, list[int]] = {}
-    for i, op in enumerate(ops):
-        if op.stream == COMPUTE:
-            groups.setdefault((op.region, op.phase), []).append(i)
-    return {key: rows[indices].sum(axis=0) for key, indices in groups.items()}
+def row_of(parts: Mapping[Key, np.ndarray], row: int) -> dict[Key, np.ndarray]:
+    """One program's share of what a clock has summed up."""
+    return {key: times[row if len(times) > 1 else 0] for key, times in parts.items()}

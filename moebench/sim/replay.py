@@ -6,18 +6,19 @@ have arrived, and holds each tier that it uses for as long as that tier needs. O
 itself.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moebench.program import Program
-from moebench.sim.cost import Machine, OpCosts, op_costs
+from moebench.sim.catalogue import Catalogue, Course, Key
+from moebench.sim.cost import Machine, OpCosts, costs_of
+from moebench.sim.links import Links, latest
 from moebench.sim.loads import TierUse
-from moebench.sim.meetings import Meeting, Meetings
-from moebench.sim.network import TIERS, Timing
-from moebench.sim.rank_clock import Key, RankClock, Timeline, by_key
+from moebench.sim.meetings import StuckReplay
+from moebench.sim.network import TIERS
+from moebench.sim.rank_clock import RankClock, Timeline, row_of
 from moebench.workloads.machine import Topology
 
 RESOURCES = ("host", "compute", "communication", *TIERS)
@@ -35,7 +36,7 @@ class Replay:
         compute_time_s, exposed_time_s, idle_time_s: by (region, phase): operators on the compute stream; the stream
             waiting for a collective in flight; the stream waiting for the host.
         busy_s: by resource (`RESOURCES`), of the rank on which it is busiest.
-        timelines: nominal times of each program's operators.
+        timelines: nominal times of each program's operators, where they were asked for.
         reference: index of the program that ends last under the nominal draw.
         link_use: bytes and messages by tier (`link`, `nic`) of all collectives of the step.
         peak_bytes: of the fullest rank.
@@ -88,38 +89,42 @@ class Replay:
         return tuple(timeline.end_s for timeline in self.timelines)
 
 
-def replay(programs: Sequence[Program], topology: Topology, values: Mapping[str, np.ndarray]) -> Replay:
-    """Replay one step of all ranks; `programs` holds one program a distinct rank.
+def replay(
+    programs: Sequence[Program] | Catalogue,
+    topology: Topology,
+    values: Mapping[str, np.ndarray],
+    has_timelines: bool = True,
+) -> Replay:
+    """Replay one step of all ranks.
 
     Args:
+        programs: one a distinct rank; a catalogue of them where they are replayed on several machines.
         values: parameter name -> value under each draw, as `moebench.sim.uncertainty.draw` makes them.
+        has_timelines: whether the timelines are wanted, which take as long as the rest.
 
     Raises:
         StuckReplay: a collective is launched by some of its ranks only.
         InputError: the machine lacks a parameter.
         ValueError: no program, or operators out of order.
     """
-    if not programs:
-        raise ValueError("nothing to replay: no program")
-    for program in programs:
-        if any(op.index != i for i, op in enumerate(program.ops)):
-            raise ValueError(f"program of rank {program.rank}: operator indices must count from 0 in order")
+    catalogue = programs if isinstance(programs, Catalogue) else Catalogue(programs)
+    programs = catalogue.programs
     machine = Machine(topology.hardware, values, topology.ranks)
-    costs = [op_costs(program.ops, machine) for program in programs]
-    synchronous = topology.hardware.kind == "cpu"
-    clocks = [RankClock(program, cost, synchronous) for program, cost in zip(programs, costs)]
-    links = _Links(programs, topology, machine, clocks)
-    _run(clocks, links)
-    ends = np.array([clock.close() for clock in clocks])
-    computes = [by_key(program.ops, cost.device_s) for program, cost in zip(programs, costs)]
+    costs = costs_of(catalogue.ops, catalogue.issues, machine)
+    links = _ran(catalogue, costs, topology, machine, has_timelines)
+    clocks = links.clocks
+    closed = [clock.close() for clock in clocks]
+    timelines = [clock.timelines() for clock in clocks]
+    ends = np.array([closed[clock][row] for clock, row in links.seats])
+    computes = [_by_key(catalogue, number, costs) for number in range(len(programs))]
     peak = max(program.peak_bytes for program in programs)
     return Replay(
         step_time_s=ends.max(axis=0),
         compute_time_s=_of_last(computes, ends),
-        exposed_time_s=_of_last([clock.exposed for clock in clocks], ends),
-        idle_time_s=_of_last([clock.idle for clock in clocks], ends),
-        busy_s=_busy(costs, computes, links, synchronous),
-        timelines=tuple(clock.timeline() for clock in clocks),
+        exposed_time_s=_of_last([row_of(clocks[clock].exposed, row) for clock, row in links.seats], ends),
+        idle_time_s=_of_last([row_of(clocks[clock].idle, row) for clock, row in links.seats], ends),
+        busy_s=_busy(catalogue, costs, computes, links),
+        timelines=tuple(timelines[clock][row] for clock, row in links.seats) if has_timelines else (),
         reference=int(ends[:, 0].argmax()),
         link_use=links.use,
         peak_bytes=peak,
@@ -127,74 +132,44 @@ def replay(programs: Sequence[Program], topology: Topology, values: Mapping[str,
     )
 
 
-class _Links:
-    """The communication streams and tiers that collectives occupy."""
+def _ran(
+    catalogue: Catalogue, costs: OpCosts, topology: Topology, machine: Machine, has_timelines: bool
+) -> Links:
+    """Run all programs, those of one course together if possible."""
+    synchronous = topology.hardware.kind == "cpu"
 
-    def __init__(
-        self, programs: Sequence[Program], topology: Topology, machine: Machine, clocks: Sequence[RankClock]
-    ) -> None:
-        self.meetings = Meetings(programs, topology)
-        self.machine = machine
-        self.clocks = clocks
-        zero = np.zeros(machine.draws)
-        self.stream_free: list[dict[str, np.ndarray]] = [defaultdict(lambda: zero) for _ in programs]
-        self.tier_free = [dict.fromkeys(TIERS, zero) for _ in programs]
-        self.stream_busy: list[dict[str, np.ndarray]] = [defaultdict(lambda: zero) for _ in programs]
-        self.tier_busy = [dict.fromkeys(TIERS, zero) for _ in programs]
-        self.use = {"link": TierUse(), "nic": TierUse()}
-        self._launched = [0] * len(programs)
+    def run(courses: Sequence[Course]) -> Links:
+        clocks = [RankClock(course, costs, synchronous, has_timelines) for course in courses]
+        return _run(Links(catalogue.programs, topology, machine, clocks))
 
-    def launch(self, program: int) -> None:
-        """Let `program` arrive at the collectives that it has launched since the last call, and run those complete."""
-        clock = self.clocks[program]
-        ops = clock.program.ops
-        for index in range(self._launched[program], clock.next):
-            if ops[index].collective is not None:
-                meeting = self.meetings.arrive(program, index)
-                if meeting is not None:
-                    self._run(meeting)
-        self._launched[program] = clock.next
-
-    def _run(self, meeting: Meeting) -> None:
-        timing, use = self.meetings.timing(meeting, self.machine)
-        self.use = {tier: _added(self.use[tier], use[tier]) for tier in self.use}
-        group, members = meeting.group, meeting.arrived.items()
-        start = np.maximum.reduce([self.clocks[p].arrivals[index] for p, index in members])
-        start = np.maximum.reduce([start, *(self.stream_free[p][group] for p, _ in members)])
-        used = [tier for tier, busy in timing.tiers_s.items() if busy.any()]
-        end = start + timing.total_s
-        fixed = timing.total_s - np.maximum.reduce(list(timing.tiers_s.values()))
-        for tier in used:
-            begin = np.maximum.reduce([start, *(self.tier_free[p][tier] for p, _ in members)])
-            leave = begin + timing.tiers_s[tier]
-            end = np.maximum(end, leave + fixed)
-            for p, _ in members:
-                self.tier_free[p][tier] = leave
-                self.tier_busy[p][tier] = self.tier_busy[p][tier] + timing.tiers_s[tier]
-        for p, index in members:
-            self.stream_free[p][group] = end
-            self.stream_busy[p][group] = self.stream_busy[p][group] + timing.total_s
-            self.clocks[p].complete(index, start, end, self._taken_from_ranks(timing))
-
-    def _taken_from_ranks(self, timing: Timing) -> np.ndarray | None:
-        """Time that passing bytes on takes from the ranks' own work: all of it, unless some cores are idle anyway."""
-        if "host.cores" not in self.machine.values:
-            return None
-        return np.where(self.machine.ranks >= self.machine.value("host.cores"), timing.tiers_s["cores"], 0.0)
+    try:
+        return run(catalogue.courses)
+    except StuckReplay:
+        if len(catalogue.courses) == len(catalogue.programs):
+            raise
+        # A clock waits until all of its programs can go on. Apart they need not wait for each other.
+        return run([catalogue.course([number]) for number in range(len(catalogue.programs))])
 
 
-def _run(clocks: Sequence[RankClock], links: _Links) -> None:
-    """Run all programs, each as far as it gets, until all have ended."""
-    moved = True
+def _run(links: Links) -> Links:
+    """Run all clocks, each as far as it gets, until all have ended."""
+    clocks, moved = links.clocks, True
     while moved:
         moved = False
-        for p, clock in enumerate(clocks):
+        for number, clock in enumerate(clocks):
             if clock.run():
                 moved = True
-                links.launch(p)
+                links.launch(number)
     if links.meetings.unfinished or not all(clock.finished for clock in clocks):
-        waiting = {p: clock.missing()[0] for p, clock in enumerate(clocks) if clock.missing()}
+        waiting = {p: clocks[c].missing()[0] for p, (c, _) in enumerate(links.seats) if clocks[c].missing()}
         raise links.meetings.stuck(waiting)
+    return links
+
+
+def _by_key(catalogue: Catalogue, number: int, costs: OpCosts) -> dict[Key, np.ndarray]:
+    """Sums of a program's operators on the compute stream by region and phase."""
+    places = catalogue.device_of[number]
+    return {key: costs.device_s[places[indices]].sum(axis=0) for key, indices in catalogue.parts[number].items()}
 
 
 def _of_last(parts: Sequence[Mapping[Key, np.ndarray]], ends: np.ndarray) -> dict[Key, np.ndarray]:
@@ -211,33 +186,25 @@ def _of_last(parts: Sequence[Mapping[Key, np.ndarray]], ends: np.ndarray) -> dic
 
 
 def _busy(
-    costs: Sequence[OpCosts], computes: Sequence[Mapping[Key, np.ndarray]], links: _Links, synchronous: bool
+    catalogue: Catalogue, costs: OpCosts, computes: Sequence[Mapping[Key, np.ndarray]], links: Links
 ) -> dict[str, np.ndarray]:
     """Busy time of each resource on the rank where it is longest."""
     none = np.zeros(links.machine.draws)
     compute = [sum(parts.values(), none) for parts in computes]
-    issue = [cost.issue_s.sum(axis=0) for cost in costs]
-    host = [a + b for a, b in zip(issue, compute)] if synchronous else issue
-    streams = [busy for by_group in links.stream_busy for busy in by_group.values()]
+    issue = [costs.issue_s[places].sum(axis=0) for places in catalogue.issue_of]
+    host = [a + b for a, b in zip(issue, compute)] if links.clocks[0].synchronous else issue
+    streams = [latest(busy, None) for by_group in links.stream_busy for busy in by_group.values()]
     busy = {
         "host": np.maximum.reduce(host),
         "compute": np.maximum.reduce(compute),
         "communication": np.maximum.reduce([none, *streams]),
     }
     for tier in TIERS:
-        busy[tier] = np.maximum.reduce([of_rank[tier] for of_rank in links.tier_busy])
+        used = [latest(of_clock[tier], None) for of_clock in links.tier_busy if tier in of_clock]
+        busy[tier] = np.maximum.reduce([none, *used])
     return busy
 
 
 def _fits(peak_bytes: int, machine: Machine) -> np.ndarray:
     free = machine.value("gpu.memory.capacity") - machine.value("gpu.memory.reserved", 0.0)
     return np.broadcast_to(peak_bytes <= free, (machine.draws,)).copy()
-
-
-def _added(a: TierUse, b: TierUse) -> TierUse:
-    return TierUse(
-        a.rank_bytes + b.rank_bytes,
-        a.rank_messages + b.rank_messages,
-        a.total_bytes + b.total_bytes,
-        a.total_messages + b.total_messages,
-    )

@@ -19,6 +19,7 @@ from moebench.trace.bytes import Call, Rule, byte_rule, touched_bytes
 from moebench.trace.errors import UnknownOperator
 from moebench.trace.exchange import STARTS, WAIT
 from moebench.trace.kinds import base_name, kind_of
+from moebench.trace.results import gives_anew
 
 # A dispatch mode makes torch call these where it wouldn't without one: autograd detaches every output that it saves,
 # and the number in `torch.where(mask, x, 0.0)` becomes a tensor. A program's own detach does no device work either, and
@@ -39,6 +40,7 @@ class Operator:
         mutated: positions and names of the arguments that it writes.
         cost: declared cost of a custom operator, else `rule` and `flops` price it.
         in_place_name: the in-place form that autograd's formulas call where no dispatch mode listens.
+        gives_anew: results are tensors of their own, and on meta tensors follow from how the arguments look.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Operator:
     flops: Callable[..., int] | None = None
     products: "Products | None" = None
     in_place_name: str | None = None
+    gives_anew: bool = False
 
 
 @cache
@@ -83,7 +86,7 @@ def operator_of(overload: OpOverload) -> Operator:
         cost = declared_cost(name)
         if cost is None:
             raise UnknownOperator(f"{name} has no declared cost: declare one with moebench.kernels.cost.declare_cost")
-        return Operator(name, mutated=mutated, cost=cost)
+        return Operator(name, mutated=mutated, cost=cost, gives_anew=gives_anew(overload))
     return _plain(overload, name, mutated)
 
 
@@ -100,6 +103,7 @@ def _plain(overload: OpOverload, name: str, mutated: tuple[tuple[int, str], ...]
         flops=flop_registry.get(overload._overloadpacket),
         products=products,
         in_place_name=_IN_PLACE_FORMS.get(name),
+        gives_anew=gives_anew(overload),
     )
 
 

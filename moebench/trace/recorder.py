@@ -25,6 +25,7 @@ from moebench.trace.exchange import collective_of
 from moebench.trace.memory import LiveStorages
 from moebench.trace.operators import Operator, cost_of, mutated_arguments, operator_of
 from moebench.trace.regions import Attribution
+from moebench.trace.results import result_of
 
 _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
@@ -117,7 +118,7 @@ class Recorder:
         mutated = mutated_arguments(operator, args, kwargs) if operator.mutated else []
         reuses = operator.in_place_name is not None and phase == BACKWARD and self._reuses_first(args, storages)
         call = Call(args, kwargs, inputs, storages, mutated, in_place=reuses or bool(mutated))
-        call.out = overload(*args, **kwargs)
+        call.out = result_of(overload, args, kwargs) if operator.gives_anew else overload(*args, **kwargs)
         self._append(operator, call, region, phase, reuses)
         return call.out
 

@@ -16,38 +16,35 @@ from moebench.workloads.errors import InputError
 SCHEMA_VERSION = 2
 
 
-class _Table:
-    """Distinct values in order of first use."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._places: dict[Any, int] = {}
-
-    def place(self, value: Any) -> int:
-        place = self._places.setdefault(value, len(self.values))
-        if place == len(self.values):
-            self.values.append(value)
-        return place
-
-
 def programs_to_json(programs: Iterable[Program]) -> str:
     """The text for `programs_from_json`."""
-    words, shapes, products, collectives = _Table(), _Table(), _Table(), _Table()
+    words: dict[str, int] = {}  # each distinct value and its number, in order of first use
+    shapes: dict[tuple[int, ...], int] = {}
+    products: dict[Product, int] = {}
+    collectives: dict[Collective, int] = {}
+    known: dict[tuple, list[Any]] = {}
 
-    def row(op: Op) -> list[Any]:
+    def middle(op: Op) -> list[Any]:
+        """What many operators have in common: all but the first and the last two entries of a row."""
         names = (op.name, op.kind, op.stream, op.region, op.phase, op.dtype)
         return [
-            op.index,
-            *map(words.place, names),
-            [shapes.place(shape) for shape in op.shapes],
+            *[words.setdefault(name, len(words)) for name in names],
+            [shapes.setdefault(shape, len(shapes)) for shape in op.shapes],
             op.flops,
             op.bytes_read,
             op.bytes_written,
             op.launches,
-            [products.place(product) for product in op.products],
-            None if op.collective is None else collectives.place(op.collective),
-            op.waits_on,
+            [products.setdefault(product, len(products)) for product in op.products],
         ]
+
+    def row(op: Op) -> list[Any]:
+        work = (op.flops, op.bytes_read, op.bytes_written, op.launches, op.products)
+        key = (op.name, op.kind, op.stream, op.region, op.phase, op.dtype, op.shapes, work)
+        entries = known.get(key)
+        if entries is None:
+            entries = known[key] = middle(op)
+        exchange = None if op.collective is None else collectives.setdefault(op.collective, len(collectives))
+        return [op.index, *entries, exchange, op.waits_on]
 
     entries = [
         {
@@ -63,10 +60,10 @@ def programs_to_json(programs: Iterable[Program]) -> str:
     ]
     document = {
         "schema_version": SCHEMA_VERSION,
-        "words": words.values,
-        "shapes": shapes.values,
-        "products": [astuple(product) for product in products.values],
-        "collectives": [_collective_to_plain(collective) for collective in collectives.values],
+        "words": list(words),
+        "shapes": list(shapes),
+        "products": [astuple(product) for product in products],
+        "collectives": [_collective_to_plain(collective) for collective in collectives],
         "programs": entries,
     }
     return json.dumps(document, separators=(",", ":"))
