@@ -21,6 +21,7 @@ from moebench.systems.lancet.executor import Span
 from moebench.systems.lancet.profile import MeasuredProfile
 from moebench.systems.lancet.system import LANCET, RAF, sample_data
 from moebench.systems.model_interface import ModelStep, Place
+from moebench.workloads.errors import InputError
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.machine import Topology
 from moebench.workloads.model import shape_of
@@ -28,6 +29,8 @@ from moebench.workloads.model import shape_of
 MODEL = "gpt2-moe+layers=6+d_model=256+heads=4+sequence=128+vocabulary=512"
 WAITS = ("wait", "read_sizes")
 SEED, WARM_UP = 0, 2
+SWITCH_BUFFER_BYTES = 512 * 1024
+LIMIT_S = 600.0
 
 
 def run_rank(group: Group, model: str, batch_size: int, pairs: int) -> dict[str, Any]:
@@ -105,8 +108,9 @@ def simulated(topology: Topology, model: str, batch_size: int) -> str:
 def main() -> None:
     """Measure, and print."""
     from moebench.cluster.emulation import emulated
-    from moebench.cluster.launchers import launcher_of
+    from moebench.cluster.launchers import Loopback, in_lab
     from moebench.workloads.load import load_topology, with_overrides
+    from moebench.workloads.units import RATE, parse
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nic-rate", default="400mbit", help="of the link between the two nodes")
@@ -119,12 +123,20 @@ def main() -> None:
     args = (options.model, options.batch_size, options.pairs)
     target = "benchmarks.lancet_measured:run_rank"
     name, overrides = emulated("2x1", None if options.unshaped else options.nic_rate, unshaped=options.unshaped)
-    topology = with_overrides(load_topology(str(name)), overrides)
-    with launcher_of(topology, None) as launcher:
-        seen = launcher.run(target, args, timeout_s=600)
+    if options.unshaped:
+        seen = Loopback(2, 1).run(target, args, timeout_s=LIMIT_S)
+    else:
+        rate = parse(overrides["nic.bandwidth"], RATE, "--nic-rate").si
+        with in_lab(2, 1, 8 * rate, SWITCH_BUFFER_BYTES) as launcher:
+            seen = launcher.run(target, args, timeout_s=LIMIT_S)
     if options.told:
         print("\n".join(seen[0]["told"]))
     print("\n".join(summary(seen)))
+    try:
+        topology = with_overrides(load_topology(str(name)), overrides)
+    except InputError as error:
+        print(f"the simulator's expectation: {error}")
+        return
     print(simulated(topology, options.model, options.batch_size))
 
 

@@ -5,6 +5,7 @@ order, so an instruction that must be done before an earlier one, or that follow
 either; what is left is a window of consecutive all-to-alls for each instruction.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebench.systems.lancet.instructions import ALL_REDUCE, ALL_TO_ALL, Program, of_kind
@@ -50,8 +51,12 @@ def reachability(program: Program) -> tuple[list[int], list[int]]:
     return leads_to, comes_from
 
 
-def problem_of(program: Program) -> Problem:
+def problem_of(program: Program, may_move: Sequence[bool] | None = None) -> Problem:
     """The candidates of a program with their windows.
+
+    Args:
+        may_move: of each instruction, whether it may be one: in a step in parts, what belongs to the backward; None:
+            all.
 
     Beside the paper's label, the artifact's rules: only computation, none that needs a gradient's sum over the ranks
     (updates), none that needs nothing (constants). Views take no time: they go along with what reads them.
@@ -64,7 +69,8 @@ def problem_of(program: Program) -> Problem:
     for number, one in enumerate(program):
         before = frozenset().union(*(nearest[need] for need in one.needs)) if one.needs else frozenset()
         window = _window(leads_to[number], comes_from[number], len(all_to_alls))
-        is_movable = one.is_compute and one.time_s > 0 and bool(one.needs) and not after_sum[number]
+        may = may_move is None or may_move[number]
+        is_movable = may and one.is_compute and one.time_s > 0 and bool(one.needs) and not after_sum[number]
         if is_movable and window is not None:
             found.append(Candidate(number, one.time_s, *window, tuple(sorted(before))))
             nearest.append(frozenset((len(found) - 1,)))

@@ -54,6 +54,11 @@ def is_wait(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _WAITS
 
 
+def is_backward(node: fx.Node) -> bool:
+    """Whether the node stems from the backward."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether the node moves no data: a view, or a part of a node with several results."""
     return node.op == "call_function" and node.target in _VIEWS

@@ -17,7 +17,7 @@ from moebench.systems.lancet.axes import IRREGULAR, WHOLE, Split, data_of, infer
 from moebench.systems.lancet.blocks import blocks_of
 from moebench.systems.lancet.capture import StepGraph
 from moebench.systems.lancet.instructions import ALL_TO_ALL, Program, of_kind
-from moebench.systems.lancet.nodes import collective_of, is_wait, region_of, value_of
+from moebench.systems.lancet.nodes import collective_of, is_backward, is_wait, region_of, value_of
 from moebench.systems.lancet.pipeline import cut, pipeline
 from moebench.systems.lancet.ranges import Cost, best_parts, choose, common_counts, group
 from moebench.systems.lancet.rebuild import SecondsOfNode, instructions_of
@@ -124,7 +124,7 @@ class _Search:
     def __init__(self, step: StepGraph, node_s: SecondsOfNode, part_times: PartTimes, limits: Limits) -> None:
         self._part_times, self._limits = part_times, limits
         program, nodes = instructions_of(step, node_s)
-        forward = next((at for at, node in enumerate(nodes) if _is_backward(node)), len(nodes))
+        forward = next((at for at, node in enumerate(nodes) if is_backward(node)), len(nodes))
         self._program, self._nodes = program[:forward], nodes[:forward]
         self._data = data_of(step.graph, len(step.parameters))
         self._time_s = {node: one.time_s for node, one in zip(self._nodes, self._program)}
@@ -275,10 +275,6 @@ def _size(node: fx.Node, axis: Split) -> int:
     while isinstance(value, (tuple, list)):
         value = value[0]
     return int(value.shape[axis])
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def even_part_s(node_s: SecondsOfNode, latency_s: float, full_experts: bool = False) -> Callable[[fx.Node, int], float]:

@@ -12,7 +12,7 @@ from moebench.systems.lancet.all_reduces import ALONE, SecondsOfBytes, fuse, fus
 from moebench.systems.lancet.capture import StepGraph
 from moebench.systems.lancet.instructions import ALL_TO_ALL, Program, check_order, of_kind
 from moebench.systems.lancet.labels import Problem, problem_of
-from moebench.systems.lancet.nodes import value_of
+from moebench.systems.lancet.nodes import is_backward, value_of
 from moebench.systems.lancet.order import order_of
 from moebench.systems.lancet.rebuild import SecondsOfNode, instructions_of, reordered
 from moebench.systems.lancet.timeline import Timeline, simulate
@@ -89,7 +89,7 @@ def schedule(
     order, sums = list(range(len(program))), ALONE
     filled: tuple[Filled, ...] = ()
     if switches.moves_weight_gradients:
-        problem = problem_of(program)
+        problem = problem_of(program, [is_backward(node) for node in nodes])
         assignment = assign(problem)
         order, filled = order_of(program, problem, assignment), record(program, problem, assignment)
     if switches.moves_sums:

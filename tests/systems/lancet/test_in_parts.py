@@ -14,6 +14,7 @@ from moebench.systems.lancet.capture import capture
 from moebench.systems.lancet.executor import Executor
 from moebench.systems.lancet.gradient_sync import with_gradient_sync
 from moebench.systems.lancet.in_parts import in_parts
+from moebench.systems.lancet.nodes import is_backward
 from moebench.systems.lancet.partition import Limits, PartTimes, Pipeline, even_part_s, plan_partition
 from moebench.systems.lancet.plan import plan_of
 from moebench.systems.lancet.schedule import schedule
@@ -60,11 +61,6 @@ def test_on_real_ranks_parts_are_the_whole(ranks):
     for far in run_ranks("tests.systems.lancet.on_ranks:parts_are_whole", ranks, (cases,), timeout_s=240):
         assert len(far) == 8
         assert max(far) < 3e-5
-
-
-def is_backward(node):
-    """Whether a node stems from the backward."""
-    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def forced(step, parts, last=COMBINE):
