@@ -37,9 +37,9 @@ def value_label(grid: Grid) -> str:
     figure = grid.figure
     if figure.value == SPEEDUP:
         return f"speedup over {'the best other' if figure.baseline == BEST_OTHER else figure.baseline}"
-    what = QUANTITIES[grid.metric][0]
     if figure.value == REDUCTION:
-        return f"less {what} than {figure.baseline}, %"
+        return f"reduction against {figure.baseline}, %"
+    what = QUANTITIES[grid.metric][0]
     return f"{what}, {grid.unit}" if grid.unit else what
 
 
