@@ -72,7 +72,7 @@ def test_two_ranks_of_torchrun(environment, tmp_path):
     rows = rows_of(out)
     assert {row["topology"] for row in rows} == {"1x2-this-machine"}
     [failed] = [row for row in rows if row["status"] == "failed"]
-    assert failed["reason"] == "rank 1: RuntimeError: no luck here"
+    assert failed["reason"] == "package faulty 1: rank 1: RuntimeError: no luck here"
     assert "in fail\n" in failed["detail"]["report"]
     samples = [row for row in rows if row["batch_size"] == 1 and "sample" in row]
     assert {row["detail"]["process"] for row in samples} == {0, 1}
