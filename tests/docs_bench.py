@@ -22,8 +22,8 @@ _NEVER = {"calibrate"}  # minutes of measuring: the options are checked alone
 _STANDS_FOR = {"batched": "tutel"}  # a system of the reader's own
 SMOKE = "moebench run --suite smoke --gate switch --batch-size 1 --topology 2x2-titan-rtx --out runs/first"
 HETU = (
-    "moebench run --suite hetu --experiment overall --experiment breakdown --gate switch --batch-size 32 --topology 1x8-titan-rtx "
-    "--system hetumoe --system deepspeed --out runs/hetu-20261129-1200"
+    "moebench run --suite hetu --experiment overall --experiment breakdown --gate switch --batch-size 32 "
+    "--topology 1x8-titan-rtx --system hetumoe --system deepspeed --out runs/hetu-20261129-1200"
 )
 _COPIES = ("runs/before", "runs/after", "run", "base", "head", "measured")  # of the smoke run, by the pages' names
 

@@ -1,6 +1,7 @@
 """The section of an experiment about exchanges: maps of who is faster where, times, and what claims would need."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,7 +114,7 @@ def _why(experiment: ExchangeExperiment, found: pd.DataFrame) -> str:
 def _maps(
     experiment: ExchangeExperiment, points: pd.DataFrame, found: pd.DataFrame, baseline: str
 ) -> list[Figure]:
-    """A map a kind of node."""
+    """A map a kind of node; those of all but the default one behind folds."""
     figures: list[Figure] = []
     for node_type, own in points.groupby("node_type", sort=False, observed=True) if not points.empty else ():
         why = "" if figures else _why(experiment, found)
@@ -129,7 +130,7 @@ def _maps(
                 _map_table(own, str(node_type), baseline),
             )
         )  # fmt: skip
-    return figures
+    return [*figures[:1], *(replace(one, is_folded=True) for one in figures[1:])]
 
 
 def _map_finding(own: pd.DataFrame, baseline: str) -> str:

@@ -8,7 +8,8 @@ import pandas as pd
 
 from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
-from moebench.report.figures import breakdown_figure, speedup_figure, timeline_figure
+from moebench.report.breakdown_view import breakdown, breakdown_finding, breakdowns, region_table, timelines
+from moebench.report.figures import speedup_figure
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
 from moebench.report.rivals_view import best_other_figures, step_time_tables
 from moebench.report.steps import Step, steps_of
@@ -20,11 +21,6 @@ MILLI = 1e3
 BREAKDOWN = "breakdown"
 KEYS = ["gate", "batch_size", "size", "topology", "experts", "engine"]
 MOST_TABLE_ROWS = 5_000
-ADDS_UP, EXPLAINS = 0.02, 0.5  # shares of a step, and of a difference between steps, that regions may be off by
-PROFILED = (
-    " The regions are of steps whose operators were timed one by one, which took longer than the steps that “step” is "
-    "the median of."
-)
 
 
 def experiment_view(
@@ -48,8 +44,8 @@ def experiment_view(
         "figures": [
             *_speedup_figures(experiment, step_times, scores),
             *best_other_figures(experiment, step_times, scores),
-            *(breakdowns(folder, experiment, step_times) if by_size else []),
-            *_where_the_time_goes(experiment, point, steps, scores),
+            *(breakdowns(folder, experiment, _judged(step_times)) if by_size else []),
+            *_where_the_time_goes(experiment, point, steps, scores, _is_drawn_elsewhere(folder, point, frame)),
         ],
         "tables": [] if by_size else step_time_tables(experiment, step_times),
         "not_published": experiment.not_published,
@@ -244,19 +240,30 @@ def _answer(point: str, steps: Mapping[str, Step], pair: tuple[str, str] | None)
         return ""
     ordered = sorted(steps.items(), key=lambda item: item[1].step_s)
     each = [f"{name} {number(step.step_s * MILLI)} ms" for name, step in ordered]
-    return f"At {point} a step takes: {listed(each)}. {_breakdown_finding(_region_table(steps), steps, pair)}"
+    return f"At {point} a step takes: {listed(each)}. {breakdown_finding(region_table(steps), steps, pair)}"
+
+
+def _is_drawn_elsewhere(folder: RunFolder, point: str, frame: pd.DataFrame) -> bool:
+    """Whether an experiment of breakdowns has the same point of another one."""
+    kept = [e.name for e in folder.suite.experiments if e.figure.get("kind") == BREAKDOWN]
+    points = {f"{name}/{point.partition('/')[2]}" for name in kept}
+    return any(str(case).rpartition("/")[0] in points for case in frame["case"].unique()) if points else False
 
 
 def _where_the_time_goes(
-    experiment: LayerExperiment, point: str, steps: Mapping[str, Step], scores: Sequence[Score]
+    experiment: LayerExperiment, point: str, steps: Mapping[str, Step], scores: Sequence[Score], is_drawn: bool
 ) -> list[Figure]:
-    """Breakdown of every system, and timelines of the two that a claim compares, at the claim's best point."""
+    """Breakdown of every system, and timelines of the two that a claim compares, at the claim's best point.
+
+    Args:
+        is_drawn: whether the breakdown stands in another section.
+    """
     if not steps:
         return []
     pair = _judged_pair(experiment, scores)
-    found = [_breakdown(experiment, point, steps, pair=pair)]
+    found = [] if is_drawn else [breakdown(experiment, point, steps, pair=pair)]
     if pair and all(name in steps and steps[name].tracks is not None for name in pair):
-        found.append(_timelines(experiment, point, [steps[pair[1]], steps[pair[0]]]))
+        found.append(timelines(experiment, point, [steps[pair[1]], steps[pair[0]]]))
     return found
 
 
@@ -287,93 +294,6 @@ def _judged(step_times: pd.DataFrame) -> pd.DataFrame:
 
 def _marked(detail: Mapping[str, Any]) -> bool:
     return detail.get("mark") == CPU_BOUND
-
-
-def breakdowns(folder: RunFolder, experiment: LayerExperiment, step_times: pd.DataFrame) -> list[Figure]:
-    """A figure for each gate, batch size and topology of the experiment: every system's step by region."""
-    here = _judged(step_times)
-    here = here[here["is_default"] & (here["conventions"] == "common")]
-    points = dict.fromkeys(case.removesuffix(f"/{system}") for case, system in zip(here["case"], here["system"]))
-    found = []
-    for place, point in enumerate(points):
-        steps = steps_of(folder, [f"{point}/{name}" for name in experiment.systems])
-        if steps:
-            found.append(_breakdown(experiment, point, steps, f"-{place}"))
-    return found
-
-
-def _breakdown(
-    experiment: LayerExperiment, point: str, steps: Mapping[str, Step], key: str = "",
-    pair: tuple[str, str] | None = None,
-) -> Figure:  # fmt: skip
-    parts = _region_frame(steps)
-    wide = _region_table(steps)
-    table_rows = [[region, *(number(wide.loc[region, s]) for s in steps)] for region in wide.index]
-    if _took_longer(steps):
-        table_rows.append(["all regions", *(number(step.regions_total_s * MILLI) for step in steps.values())])
-    table_rows.append(["step", *(Linked(number(s.step_s * MILLI), f"{point}/{name}") for name, s in steps.items())])
-    columns = ["region", *(f"{s}, ms" for s in steps)]
-    return figure(
-        f"breakdown-{experiment.name}{key}", "Where the time goes" + (f": {point.partition('/')[2]}" if key else ""),
-        _breakdown_finding(wide, steps, pair),
-        f"Case {point}. Regions hold their operators and the communication that nothing hides; “host” is the device "
-        f"waiting for the next launch.{PROFILED if _took_longer(steps) else ''}",
-        lambda narrow: breakdown_figure(parts, narrow),
-        Table(columns, table_rows, "Step time by region", frozenset(columns[1:])),
-    )  # fmt: skip
-
-
-def _took_longer(steps: Mapping[str, Step]) -> bool:
-    """Whether some measured step took longer while its operators were timed one by one."""
-    return any(step.regions_total_s > (1 + ADDS_UP) * step.step_s for step in steps.values())
-
-
-def _region_frame(steps: Mapping[str, Step]) -> pd.DataFrame:
-    rows = [
-        {"system": system, "region": region, "time_ms": time_s * MILLI}
-        for system, step in steps.items()
-        for region, time_s in step.regions_s.items()
-    ]
-    return pd.DataFrame(rows)
-
-
-def _region_table(steps: Mapping[str, Step]) -> pd.DataFrame:
-    """Milliseconds by region (rows) and system (columns)."""
-    return _region_frame(steps).pivot_table(
-        index="region", columns="system", values="time_ms", aggfunc="sum", sort=False, fill_value=0.0
-    )
-
-
-def _breakdown_finding(wide: pd.DataFrame, steps: Mapping[str, Step], pair: tuple[str, str] | None = None) -> str:
-    """Which regions make the slower of a pair slower; without a pair, the slowest than the fastest."""
-    compared = pair if pair and set(pair) <= set(steps) else tuple(steps)
-    slow = max(compared, key=lambda s: steps[s].step_s)
-    fast = min(compared, key=lambda s: steps[s].step_s)
-    if slow == fast:
-        return f"{slow} takes {number(steps[slow].step_s * MILLI)} ms."
-    gap = (wide[slow] - wide[fast]).sort_values(ascending=False)
-    gap = gap[gap > 0]
-    total = steps[slow].step_s * MILLI - steps[fast].step_s * MILLI
-    leading = [f"{region} ({number(ms)} ms)" for region, ms in gap.head(2).items()]
-    difference = (
-        f"{slow} takes {number(total)} ms more than {fast} ({number(steps[slow].step_s * MILLI)} against "
-        f"{number(steps[fast].step_s * MILLI)})"
-    )
-    in_regions = float(wide[slow].sum() - wide[fast].sum())
-    if abs(in_regions - total) > EXPLAINS * total:  # what was measured by region is another difference
-        return f"{difference}; the regions, timed apart, differ by {number(in_regions)} ms and don't say where."
-    return f"{difference}: mostly in {listed(leading)}."
-
-
-def _timelines(experiment: LayerExperiment, point: str, steps: Sequence[Step]) -> Figure:
-    cases: list[tuple[str, Any]] = [(step.system, step.tracks) for step in steps]
-    waits = [f"{number(s.exposed_s * MILLI)} ms in {s.system}" for s in steps]
-    return figure(
-        f"timeline-{experiment.name}", "The two steps side by side",
-        f"Waiting for exchanges that nothing hides takes {listed(waits)}.",
-        f"Operators of one rank under the nominal machine, case {point}: when the host issues them and when they run.",
-        lambda narrow: timeline_figure(cases, narrow),
-    )  # fmt: skip
 
 
 def _case_table(own: pd.DataFrame, step_times: pd.DataFrame) -> Table:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from moebench.claims.words import DEFINITIONS
 from moebench.results.store import REPORT_FILE
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def address_of(run: Path | None, page: Path) -> str:
 
 def facts_text(scores: "Sequence[Score]") -> str:
     """The facts as the report holds them."""
-    return json.dumps({"verdicts": Counter(score.verdict for score in scores)})
+    counts = Counter(score.verdict for score in scores)
+    return json.dumps({"verdicts": {verdict: counts[verdict] for verdict in DEFINITIONS if counts[verdict]}})
 
 
 def facts_of(run: Path) -> Facts | None:

@@ -28,6 +28,11 @@ class Headline:
     cases: int
     changes: dict[int, list[str]] = field(default_factory=dict)
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether every run has the same value."""
+        return not self.changes and float(np.nanmax(self.values)) == float(np.nanmin(self.values))
+
 
 def headlines(found: Trend) -> list[Headline]:
     """A line for each experiment and system, those with changes first in their group."""

@@ -92,11 +92,18 @@ def _steps(found: Trend, path: Path) -> Table:
 
 
 def _groups(panels: Sequence[Headline]) -> list[dict[str, Any]]:
-    """Panels by suite, metric and machine."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    """Panels by suite, metric and machine; those that never change are named, and not drawn."""
+    groups: dict[str, list[Headline]] = {}
     for panel in panels:
-        groups.setdefault(panel.group, []).append(_panel(panel))
-    return [{"title": title, "panels": own} for title, own in groups.items()]
+        groups.setdefault(panel.group, []).append(panel)
+    return [
+        {
+            "title": title,
+            "panels": [_panel(panel) for panel in own if not panel.is_constant],
+            "constant": [f"{panel.title} ({panel.cases:,})" for panel in own if panel.is_constant],
+        }
+        for title, own in groups.items()
+    ]
 
 
 def _panel(panel: Headline) -> dict[str, Any]:
@@ -109,7 +116,7 @@ def _panel(panel: Headline) -> dict[str, Any]:
     return {
         "title": panel.title,
         "svg": trend_line(panel.values, verdicts, text_of(label)),
-        "range": f"{share(known.min() - 1)} to {share(known.max() - 1)}" if known.max() > known.min() else "constant",
+        "range": f"{share(known.min() - 1)} to {share(known.max() - 1)}",
         "cases": f"{panel.cases:,} case{'s' * (panel.cases != 1)}, {len(known):,} runs",
         "changes": ", ".join(told),
     }

@@ -51,7 +51,7 @@ class Figure:
 
     Attributes:
         svg: markup of the drawing, wide and narrow; the page shows one of them.
-        table: behind a fold; below: another one, in sight.
+        table: behind a fold; below: another one, in sight. is_folded: whether all of it waits behind one.
     """
 
     title: str
@@ -60,6 +60,7 @@ class Figure:
     svg: str
     table: Table | None = None
     below: Table | None = None
+    is_folded: bool = False
 
 
 def figure(

@@ -192,7 +192,7 @@ def run_group(group: Group, samples: int, seed: int, traces: Path | None) -> lis
     try:
         catalogue = Catalogue(programs)
     except Exception as error:
-        return _without_number(group, "failed", described(error))
+        return without_number(group, "failed", described(error))
     return [
         _replayed(case, topology, catalogue, samples, seed)
         for case, topology in zip(group.cases, group.topologies)
