@@ -76,6 +76,12 @@ def check_rules(cases: Sequence[Case]) -> Iterator[Status]:
     return check_all([_trial_of(case, gate_of(case).gate, case.workload.dtype) for case in cases])
 
 
+def rule_refusal(case: Case) -> Status | None:
+    """What is known of a case about a rule before it is tried: that its system hasn't got it; None where it may."""
+    one = _trial_of(case, gate_of(case).gate, case.workload.dtype)
+    return one if isinstance(one, Status) else _refusal(one, RANKS)
+
+
 def check(
     system_name: str,
     gate: GateSpec,

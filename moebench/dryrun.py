@@ -43,7 +43,7 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
         memory, step_s, status = tried.get(key, (None, None, ""))
         time_s: float | None = None
         if case.engine == COUNT:
-            time_s = COUNTING_S
+            time_s, status = _counted(case)
         elif case.engine != "sim":
             time_s = None if step_s is None else _measuring_s(step_s, case)
         else:
@@ -51,6 +51,17 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
             traced.add(key)
         found.append(Estimate(case, time_s, memory, status))
     return found
+
+
+def _counted(case: Case) -> tuple[float, str]:
+    """Time and status of a rule: what it does is counted once, by the definition that all systems are held to."""
+    from moebench.correctness import rule_refusal
+    from moebench.systems.registry import reference
+
+    refused = rule_refusal(case)
+    if refused is not None:
+        return 0.0, refused.status
+    return (COUNTING_S if case.system == reference().name else 0.0), ""
 
 
 def _pilot(ready: Plan, budget_s: float) -> tuple[dict, float, float]:

@@ -88,7 +88,8 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
         workload = workload_of(experiment, gate, batch_size, assumption, topology.ranks)
         problem = workload.problem(topology.ranks) or _trace_problem(workload, topology.ranks)
         if problem:
-            raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
+            where = f"{context.source}: experiment {experiment.name}, topology {topology.name}"
+            raise InputError(f"{where}: {problem}{_way_out(experiment, assumption, place, context)}")
         own = systems if assumption.is_default or place.asked else _swept(experiment, systems, filters)
         for conventions, system in product(_conventions(experiment, gate, assumption, filters), own):
             yield Case(
@@ -104,6 +105,18 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
                 is_default=assumption.is_default,
                 overrides=dict(filters.overrides),
             )
+
+
+def _way_out(experiment: LayerExperiment, assumption: Assumption, place: Place, context: Context) -> str:
+    """What may be done about a topology of the user's own that a layer can't be laid out on."""
+    if not place.asked:
+        return ""
+    others = [e.name for e in context.suite.experiments if e.kind != experiment.kind]
+    instead = f", run experiments without layers (--experiment {' --experiment '.join(others)})" if others else ""
+    return (
+        f" (rule {assumption.experts!r} of its key layer.experts): choose a topology of another size, such as "
+        f"{', '.join(experiment.sizes)}{instead}, or write experts = [\"world\"] in a copy of the suite's file"
+    )
 
 
 def _trace_problem(workload: LayerWorkload, ranks: int) -> str | None:

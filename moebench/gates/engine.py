@@ -5,7 +5,8 @@ from functools import partial
 
 from moebench.case import Case
 from moebench.results.rows import Row, row_of, without_number
-from moebench.sim.engine import POOL_THRESHOLD, described, worker_pool
+from moebench.sim.engine import POOL_THRESHOLD, described
+from moebench.sim.workers import workers
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
@@ -23,7 +24,7 @@ def run_cases(
     if jobs < 2 or len(cases) < POOL_THRESHOLD:
         yield from map(rows_of, cases)
         return
-    with worker_pool(jobs) as pool:
+    with workers(jobs) as pool:
         yield from pool.map(rows_of, cases)
 
 

@@ -8,11 +8,10 @@ import hashlib
 import json
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from moebench.program import Program
 from moebench.results.rows import Row
 from moebench.sim.catalogue import Catalogue
 from moebench.sim.rows import rows_of_replay, rows_without_number
+from moebench.sim.workers import workers
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -94,13 +94,12 @@ def _run_batches(
         for group in chain(*batches):
             yield from run_group(group, suite.samples, suite.seed, traces)
         return
-    pool = worker_pool(jobs)
-    try:
-        futures = [pool.submit(_run_groups, batch, suite.samples, suite.seed, traces) for batch in batches]
-        for future, batch in zip(futures, batches):
-            yield from _finished(future, batch, suite, traces)
-    finally:  # also when the consumer stops early: what has not started must not start
-        pool.shutdown(wait=True, cancel_futures=True)
+    with workers(jobs) as pool:
+        batch_of = {
+            pool.submit(_run_groups, batch, suite.samples, suite.seed, traces): batch for batch in batches
+        }
+        for future in as_completed(batch_of):  # what is done is written, whatever stops the run while others last
+            yield from _finished(future, batch_of[future], suite, traces)
 
 
 def _finished(
@@ -113,34 +112,13 @@ def _finished(
     except BrokenProcessPool:
         pass
     for group in batch:
-        with worker_pool(1) as alone:
+        with workers(1) as alone:
             try:
                 yield from alone.submit(run_group, group, suite.samples, suite.seed, traces).result()
             except BrokenProcessPool:
                 yield from without_number(
                     group, "failed", "the process that simulated it died, perhaps for want of memory"
                 )
-
-
-def worker_pool(jobs: int) -> ProcessPoolExecutor:
-    """Processes that have imported torch, one thread each."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread)
-
-
-def _one_thread() -> None:
-    """Workers share the cores, one thread each, and end with the process that they work for."""
-    import signal
-
-    import torch
-
-    from moebench.stopping import end_with_parent
-
-    end_with_parent()
-
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
 
 
 def _grouped(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> list[Group]:

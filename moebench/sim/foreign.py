@@ -11,7 +11,8 @@ from pathlib import Path
 from time import monotonic
 
 from moebench.results.rows import Row
-from moebench.sim.engine import Group, run_group, without_number, worker_pool
+from moebench.sim.engine import Group, run_group, without_number
+from moebench.sim.workers import end, worker_pool
 from moebench.workloads.suite import Suite
 
 LONGEST_S = 300.0  # of one program on all its machines; ours take a second
@@ -51,7 +52,7 @@ def run_foreign(groups: Sequence[Group], suite: Suite, traces: Path | None) -> I
             yield from rows
     finally:
         if pool is not None:
-            pool.shutdown(cancel_futures=True)
+            end(pool)
 
 
 def _run_watched(group: Group, samples: int, seed: int, traces: Path | None, longest_s: float) -> list[list[Row]]:

@@ -164,8 +164,12 @@ def test_a_suite_with_an_unknown_system_is_an_error(hetu):
 
 def test_experts_that_no_rank_division_fits_are_an_error(hetu):
     """Experts not divisible by ranks: the error names experiment, topology and both numbers."""
-    with pytest.raises(InputError, match=r"topology 1x6-titan-rtx: experts = 16 is not divisible by ranks = 6"):
+    with pytest.raises(
+        InputError, match=r"topology 1x6-titan-rtx: experts = 16 is not divisible by ranks = 6"
+    ) as refused:
         plan(hetu, Filters(topologies=("1x6-titan-rtx",)))
+    assert "rule 'max(16, world)' of its key layer.experts" in str(refused.value)
+    assert "such as 1x8" in str(refused.value)
 
 
 def test_top_k_above_experts_is_an_error(hetu):

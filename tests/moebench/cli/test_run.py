@@ -137,6 +137,16 @@ def test_a_dry_run_lists_and_writes_nothing(moebench, in_folder, monkeypatch):
     assert list(in_folder.iterdir()) == []
 
 
+def test_a_dry_run_charges_nothing_for_a_rule_that_a_system_lacks(moebench, in_folder):
+    """It is shown as unsupported; only the reference's rule is counted, which takes a moment."""
+    asked = ("--experiment", "gates", "--gate", "base", "--system", "deepspeed", "--system", "reference")
+    lines = moebench("run", "--suite", "hetu", *asked, "--dry-run").out.splitlines()
+    assert [line.split()[1:] for line in lines[1:3]] == [
+        ["count", "0", "ms", "-", "unsupported"],
+        ["count", "500", "ms", "-"],
+    ]
+
+
 def test_a_what_if_is_recorded(fake, moebench, in_folder):
     """--set reaches the machine of the run and its record."""
     moebench("run", "--suite", "smoke", "--set", "nic.bandwidth=25GB/s", "--out", "out")

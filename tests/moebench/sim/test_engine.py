@@ -1,12 +1,15 @@
 """One case's trouble is its own: whatever it is, it gets a row with the reason, and the others get their numbers."""
 
 import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from moebench.plan import Filters, plan
 from moebench.sim import engine
+from moebench.sim.workers import workers
 from moebench.workloads.load import load_suite, load_topology
 
 
@@ -79,12 +82,12 @@ def _die():
 def test_a_process_that_dies_fails_its_own_cases(cases, suite, monkeypatch):
     """A worker that the system killed breaks the pool; its case is failed, and the others are run again."""
     batch = engine._grouped(cases, {case.topology: load_topology(case.topology) for case in cases})[:1]
-    with engine.worker_pool(1) as pool:
+    with workers(1) as pool:
         dead = pool.submit(_die)
         (rows, _) = engine._finished(dead, batch, suite, None)
     assert rows[0].status == "passed"
     monkeypatch.setattr(engine, "run_group", _dies)
-    with engine.worker_pool(1) as pool:
+    with workers(1) as pool:
         (rows, _) = engine._finished(pool.submit(_die), batch, suite, None)
     assert rows[0].status == "failed"
     assert "died" in rows[0].reason
@@ -92,3 +95,42 @@ def test_a_process_that_dies_fails_its_own_cases(cases, suite, monkeypatch):
 
 def _dies(*arguments):
     os._exit(1)
+
+
+def test_work_in_progress_ends_with_who_asked_for_it():
+    """Whatever stops a run, no worker goes on with its batch: within seconds, not after the hour that it would take."""
+    begun, seen = time.monotonic(), []
+
+    def stopped():
+        with workers(1) as pool:
+            seen.append(pool.submit(os.getpid).result())
+            pool.submit(time.sleep, 3600)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    (process,) = seen
+    while Path(f"/proc/{process}").exists() and time.monotonic() < begun + 60:
+        time.sleep(0.05)
+    assert time.monotonic() < begun + 60
+
+
+def test_batches_are_handed_on_as_they_are_done(cases, suite, monkeypatch):
+    """A short one does not wait for a long one that was begun before it."""
+    slow, quick = [[one] for one in engine._grouped(cases[:1], machines(cases)) * 2]
+    monkeypatch.setattr(engine, "POOL_THRESHOLD", 1)
+    monkeypatch.setattr(engine, "_run_groups", _after_a_while)
+    slow[0] = replace(slow[0], key="slow")
+    found = engine._run_batches([slow, quick], suite, 2, None)
+    assert next(found) == ["quick"]
+    found.close()
+
+
+def _after_a_while(groups, *rest):
+    if groups[0].key == "slow":
+        time.sleep(3600)
+    return [["quick"]]
+
+
+def machines(cases):
+    return {case.topology: load_topology(case.topology) for case in cases}

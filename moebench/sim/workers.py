@@ -1,0 +1,50 @@
+"""Processes that an engine works in: they have imported torch, compute on one thread, and end with the run."""
+
+import gc
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+
+_OBJECTS = 100_000  # that are made before the collector looks for cycles: programs are many small objects that stay
+
+
+@contextmanager
+def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """A `worker_pool` for the block; where the block ends early, what runs in it is ended too, minutes of it maybe."""
+    pool = worker_pool(jobs)
+    try:
+        yield pool
+    except BaseException:  # also when who takes the rows stops: GeneratorExit
+        end(pool)
+        raise
+    pool.shutdown()
+
+
+def worker_pool(jobs: int) -> ProcessPoolExecutor:
+    """The processes; to be shut down, or ended."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
+
+
+def end(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a pool now; files they write whole or not at all."""
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+
+
+def _begin() -> None:
+    """Workers share the cores, one thread each, and end with the process that they work for."""
+    import torch
+
+    from moebench.stopping import end_with_parent
+
+    end_with_parent()
+    torch.set_num_threads(1)
+    gc.freeze()
+    gc.set_threshold(_OBJECTS, 20, 20)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
