@@ -74,6 +74,7 @@ class State:
         weights: this rank's, by the layer's names; cos, sin: of its positions.
         tensors: by name, as long as they are needed; gradients as `g_` and the name.
         flights: collectives under way, by the name of their result.
+        capacity_factor: of a device; None drops nobody.
         rows: N, of this rank's experts.
     """
 
@@ -83,6 +84,7 @@ class State:
     cos: Tensor
     sin: Tensor
     batch: int
+    capacity_factor: float | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     flights: dict[str, Pending] = field(default_factory=dict)
     rows: int = 0

@@ -107,9 +107,10 @@ def start_routes(s: State) -> None:
 
 def place(s: State) -> None:
     """The rows of this rank's experts, while the tokens still travel."""
-    rows, s.rows = rows_here(s.land("experts_WK"), "ep-ag", s.shape, s.group)
+    experts_WK, weights_WK = s.land("experts_WK"), s.land("weights_WK")
+    rows, s.rows = rows_here(experts_WK, weights_WK, "ep-ag", s.shape, s.group, s.capacity_factor)
     s["rows_WK"], s["ends_L"] = rows.rows_WK, rows.ends_L
-    s["weights_N"] = weights_of_rows(s.land("weights_WK"), s["rows_WK"], s.rows)
+    s["weights_N"] = weights_of_rows(weights_WK, s["rows_WK"], s.rows)
     s.drop("weights_TK")
 
 

@@ -6,9 +6,10 @@
 | `ep-ag` | L = E / n experts | the same | those of its experts |
 | `ep-a2a` | L = E / n experts | counts; all-to-all of rows and weights; of results | those of its experts |
 
-A row's weight is applied between activation and second product, which is linear: its result need not be kept. Nobody is
-dropped; how many rows there are is read on the host, once. A shared expert is cut by F where all tokens are gathered
-anyway, and its part is added before the reduce-scatter; under `ep-a2a` every rank has the whole of it.
+A row's weight is applied between activation and second product, which is linear: its result need not be kept. Nobody
+is dropped, and how many rows there are is read on the host, once; or under `ep-ag` a device has a capacity, drops the
+routes with the least weights, and nothing is read. A shared expert is cut by F where all tokens are gathered anyway,
+and its part is added before the reduce-scatter; under `ep-a2a` every rank has the whole of it.
 """
 
 from collections.abc import Callable
@@ -43,11 +44,17 @@ _SHARED = ("shared1_DF", "shared3_DF", "shared2_FD")
 
 @dataclass(frozen=True)
 class Setting:
-    """A strategy, into how many chunks its tokens are cut (those that gather tokens), whether sums travel in FP8."""
+    """A strategy and what it is told.
+
+    Attributes:
+        chunks: into which its tokens are cut, if it gathers them; fp8: whether its sums travel in FP8 (`tp`).
+        capacity_factor: of a device (`ep-ag`); None drops nobody.
+    """
 
     strategy: str
     chunks: int = 1
     fp8: bool = False
+    capacity_factor: float | None = None
 
 
 def cuts(strategy: str) -> dict[str, Cut]:
@@ -85,7 +92,7 @@ def _by_all_gather(
         return multiply_and_reduce(parts, weights, group)
     h_WD, experts_WK, weights_WK = gathered(h_TD, routes, group)
     with region("dispatch"):
-        rows, count = rows_here(experts_WK, strategy, shape, group)
+        rows, count = rows_here(experts_WK, weights_WK, strategy, shape, group, setting.capacity_factor)
         x_ND = permute(h_WD, rows.rows_WK, count, zero_unused=False)
         weights_N = weights_of_rows(weights_WK, rows.rows_WK, count)
     y_ND = run_experts(x_ND, rows.ends_L, weights_N, weights)

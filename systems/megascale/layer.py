@@ -48,6 +48,8 @@ class DecoderLayer(nn.Module):
         batch: B; under attention `dp` each rank has B / n of them.
         attention_by, experts_by: strategies; `auto` takes the rule of `volumes.experts_by` at equal rates.
         fp8: whether what `tp` sums over the ranks travels in FP8, and its gradient too (fp8_exchange.py).
+        capacity_factor: under `ep-ag` a device takes so many times its even share of the routes and drops those with
+            the least weights; nothing is then read on the host. None drops nobody.
         chunks: into which a rank's rows are cut, so that collectives overlap with the products next to them (`sp`,
             `tp` and `ep-ag` of experts; overlapped.py).
 
@@ -67,6 +69,7 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype = torch.float32,
         chunks: int = 1,
         fp8: bool = False,
+        capacity_factor: float | None = None,
     ) -> None:
         super().__init__()
         if experts_by == "auto":
@@ -80,9 +83,13 @@ class DecoderLayer(nn.Module):
         reason = problem(shape, group.size, sequence, batch, (attention_by, experts_by), chunks)
         if fp8 and (chunks > 1 or "tp" not in (attention_by, experts_by)):
             reason = reason or "fp8: rows travel in FP8 under attention tp or experts tp, in one chunk"
+        if capacity_factor is not None and (capacity_factor <= 0 or chunks > 1 or experts_by != "ep-ag"):
+            reason = reason or (
+                f"capacity_factor = {capacity_factor}: must be positive, and is for experts ep-ag in one chunk"
+            )
         if reason is not None:
             raise InputError(reason)
-        self.shape, self.group, self.fp8 = shape, group, fp8
+        self.shape, self.group, self.fp8, self.capacity_factor = shape, group, fp8, capacity_factor
         self.attention_by, self.experts_by, self.chunks = attention_by, experts_by, chunks
         self.cuts: dict[str, Cut] = attention.cuts(attention_by) | experts.cuts(experts_by)
         like = torch.empty(0, device=device, dtype=dtype)
@@ -121,7 +128,8 @@ class DecoderLayer(nn.Module):
             routes = route(h_TD, self.weights["router_DE"], self.shape)
             devices = 1 if self.experts_by == "tp" else self.group.size
             aux = device_balance_loss(routes.probs_TE, routes.experts_TK, devices)
-        setting = experts.Setting(self.experts_by, self.chunks, self.fp8 and self.experts_by == "tp")
+        is_fp8 = self.fp8 and self.experts_by == "tp"
+        setting = experts.Setting(self.experts_by, self.chunks, is_fp8, self.capacity_factor)
         y_TD = experts.RUNS[self.experts_by](h_TD, routes, self.weights, self.shape, self.group, setting)
         return y_TD, aux
 

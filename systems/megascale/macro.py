@@ -35,12 +35,15 @@ class ListedLayer(DecoderLayer):
         keep: str = "selective",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        capacity_factor: float | None = None,
     ) -> None:
         if keep not in KEPT:
             raise one_of("tensors to keep", keep, KEPT)
         if shape.qk_norm:
             raise InputError("qk_norm: the listed layer has no norms of heads; DecoderLayer has")
-        super().__init__(shape, sequence, batch, group, "sp", "ep-ag", device, dtype)
+        super().__init__(
+            shape, sequence, batch, group, "sp", "ep-ag", device, dtype, capacity_factor=capacity_factor
+        )
         self.keep = keep
 
     def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,4 +86,4 @@ class _Listed(torch.autograd.Function):
 
 def _state(layer: ListedLayer, names: list[str], batch: int, weights: tuple[Tensor, ...]) -> State:
     held = dict(zip(names, (weight.detach() for weight in weights), strict=True))
-    return State(layer.shape, layer.group, held, layer.attention.cos, layer.attention.sin, batch)
+    return State(layer.shape, layer.group, held, layer.attention.cos, layer.attention.sin, batch, layer.capacity_factor)

@@ -3,6 +3,7 @@
 T tokens of this rank, W tokens whose routes are looked at, E experts, L experts of this rank, K choices, N rows.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -78,10 +79,42 @@ def rows_of(experts_WK: Tensor, first: int, local: int) -> Rows:
     return Rows(sorted_rows(own_WK, positions_WK, counts_L), counts_L, counts_L.cumsum(0))
 
 
-def rows_here(experts_WK: Tensor, strategy: str, shape: DecoderShape, group: Group) -> tuple[Rows, int]:
-    """Rows of this rank's experts, and how many: known under `tp`, read under `ep-ag`."""
+def device_capacity(shape: DecoderShape, routes: int, ranks: int, factor: float) -> int:
+    """Routes that a device takes: its even share of all, times the factor, rounded up; at most all that can come."""
+    local = shape.experts // ranks
+    return min(math.ceil(factor * routes / ranks), routes // shape.top_k * min(shape.top_k, local))
+
+
+def kept_by_device(experts_WK: Tensor, weights_WK: Tensor, first: int, local: int, capacity: int) -> Tensor:
+    """The routes to experts `first` to `first + local`, -1 for others and for those that the device has no room for.
+
+    A device keeps those with the largest weights, whichever of its experts they go to (DeepSeek-V2, section 2.2.4);
+    among equal ones any.
+    """
+    is_own_WK = (experts_WK >= first).logical_and(experts_WK < first + local)
+    if capacity < experts_WK.numel():
+        score = weights_WK.detach().masked_fill(is_own_WK.logical_not(), -1.0).reshape(-1)
+        chosen = torch.topk(score, capacity, sorted=False).indices
+        is_chosen = torch.zeros_like(score).scatter(0, chosen, 1.0) > 0
+        is_own_WK = is_own_WK.logical_and(is_chosen.view(experts_WK.shape))
+    return experts_WK.masked_fill(is_own_WK.logical_not(), -1)
+
+
+def rows_here(
+    experts_WK: Tensor, weights_WK: Tensor, strategy: str, shape: DecoderShape, group: Group, factor: float | None
+) -> tuple[Rows, int]:
+    """Rows of this rank's experts, and how many: known under `tp` and with a capacity, else read.
+
+    Args:
+        factor: of the device's capacity, `ep-ag` only; some of so many rows may then be nobody's. None drops nobody.
+    """
     local = shape.experts if strategy == "tp" else shape.experts // group.size
-    rows = rows_of(experts_WK, 0 if strategy == "tp" else group.index * local, local)
+    first = 0 if strategy == "tp" else group.index * local
+    if factor is not None:
+        capacity = device_capacity(shape, experts_WK.numel(), group.size, factor)
+        kept_WK = kept_by_device(experts_WK, weights_WK, first, local, capacity)
+        return rows_of(kept_WK, first, local), capacity
+    rows = rows_of(experts_WK, first, local)
     if strategy == "tp" or group.size == 1:
         return rows, experts_WK.numel()
     return rows, sum(read_ints(rows.counts_L, "received_kept_by_expert"))

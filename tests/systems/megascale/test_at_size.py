@@ -89,3 +89,18 @@ def test_routes_that_cannot_be_even_are_refused():
     """Ten tokens of three choices for 32 experts."""
     with pytest.raises(ValueError, match="30 routes in chunks = 1 can't be dealt evenly to experts = 32"):
         balanced_reads(load_decoder("internal-352b").shape, 10, RANKS)
+
+
+@pytest.mark.parametrize("kind", [DecoderLayer, ListedLayer])
+def test_a_capacity_makes_every_shape_known(kind):
+    """With a device's capacity nothing is read on the host; a rank computes as many rows as if routing were even."""
+    shape = load_decoder("internal-352b").shape
+    layer = kind(shape, S, 8, described_group(RANKS), device="meta", dtype=torch.bfloat16, capacity_factor=1.0)
+    x = torch.empty(S // RANKS, 8, shape.d_model, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    upstream = [torch.empty(x.shape, device="meta", dtype=x.dtype), torch.empty((), device="meta")]
+    persistent = [*layer.parameters(), *layer.buffers(), x, *upstream]
+    ops = record_step(lambda: torch.autograd.backward(layer(x), upstream), persistent=persistent).ops
+    assert not [op for op in ops if op.kind == "host-read"]
+    _, balanced = traced("internal-352b", DecoderLayer, "sp", "ep-ag")
+    flops = [sum(op.flops for op in one if op.name.startswith("moebench::grouped")) for one in (ops, balanced.ops)]
+    assert flops[0] == flops[1]

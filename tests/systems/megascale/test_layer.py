@@ -12,7 +12,7 @@ from moebench.systems.megascale.chain import KEPT, kept_elements
 from moebench.systems.megascale.layer import DecoderLayer
 from moebench.systems.megascale.macro import ListedLayer
 from moebench.systems.megascale.overlapped import sources_of_tiles
-from moebench.systems.megascale.routing import device_balance_loss, rows_of
+from moebench.systems.megascale.routing import device_balance_loss, device_capacity, kept_by_device, rows_of
 from moebench.systems.megascale.volumes import Sizes
 from moebench.systems.megascale.weights import random_weights
 from moebench.trace.recorder import record_step
@@ -129,6 +129,20 @@ def test_rows_by_source_rank_let_a_tile_wait_for_fewer_ranks():
     assert sources_of_tiles([], [0, 0], 128) == []
     with pytest.raises(ValueError, match="tile = 0"):
         sources_of_tiles([0], [1], 0)
+
+
+def test_a_device_keeps_the_routes_with_the_largest_weights():
+    """Two of three to experts 2 and 3, wherever they stand; with room for all, all; others are never its own."""
+    chosen = torch.tensor([[0, 2], [3, 1], [2, 0]])
+    weights = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
+    assert kept_by_device(chosen, weights, 2, 2, 2).tolist() == [[-1, -1], [3, -1], [2, -1]]
+    assert kept_by_device(chosen, weights, 2, 2, 6).tolist() == [[-1, 2], [3, -1], [2, -1]]
+    assert kept_by_device(chosen, weights, 2, 2, 0).tolist() == [[-1, -1]] * 3
+    assert device_capacity(SHAPE, 30, 4, 1.0) == 8
+    assert device_capacity(SHAPE, 30, 4, 9.0) == 20  # of three choices two can be of this device's two experts
+    for wrong in ({"capacity_factor": 0.0}, {"capacity_factor": 1.0, "experts_by": "tp"}):
+        with pytest.raises(InputError, match=r"capacity_factor = .*: must be positive, and is for experts ep-ag"):
+            DecoderLayer(SHAPE, 8, 4, described_group(4), **wrong)
 
 
 def test_the_number_of_choices_chooses():
