@@ -23,7 +23,11 @@ _STANDS_FOR = {"batched": "tutel"}  # a system of the reader's own
 SMOKE = "moebench run --suite smoke --gate switch --batch-size 1 --topology 2x2-titan-rtx --out runs/first"
 HETU = (
     "moebench run --suite hetu --experiment overall --experiment breakdown --gate switch --batch-size 32 "
-    "--topology 1x8-titan-rtx --system hetumoe --system deepspeed --out runs/hetu-20261129-1200"
+    "--topology 1x8-titan-rtx --topology 2x8-titan-rtx --system hetumoe --system deepspeed "
+    "--out runs/hetu-20261129-1200"
+)
+EXCHANGES = (
+    "moebench run --suite hetu --experiment hierarchical-alltoall --topology 2x8-titan-rtx --out runs/exchanges"
 )
 _COPIES = ("runs/before", "runs/after", "run", "base", "head", "measured")  # of the smoke run, by the pages' names
 
@@ -48,7 +52,7 @@ def make_home(folder: Path) -> Path:
 def make_runs(folder: Path) -> None:
     """The runs that the pages speak of, in the current folder, and files of the reader's own."""
     make_own_files(folder / "my")
-    for line in (SMOKE, HETU):
+    for line in (SMOKE, HETU, EXCHANGES):
         assert (result := call(line, is_quick=False)).exit_code == 0, result.output
     for name in _COPIES:
         shutil.copytree(folder / "runs/first", folder / name)
