@@ -7,7 +7,7 @@ be used: it has the name, and whatever else is asked of it raises the reason.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, NoReturn
@@ -77,15 +77,16 @@ class Unusable:
     supports = as_shipped = build = _refuse
 
 
-def declared(taken: Collection[str] = ()) -> tuple[dict[str, "Plugin | Unusable"], tuple[Unusable, ...]]:
+def declared(own_names: Callable[[], Collection[str]]) -> tuple[dict[str, "Plugin | Unusable"], tuple[Unusable, ...]]:
     """The systems of all installed packages by name, and those that have no place under theirs.
 
     Args:
-        taken: names that are somebody else's, who keeps them.
+        own_names: the names that are moebench's own; asked for only where there is any other.
     """
     found: dict[str, Plugin | Unusable] = {}
     without: list[Unusable] = []
-    every = map(Plugin, entry_points(group=ENTRY_POINTS))
+    every = [Plugin(point) for point in entry_points(group=ENTRY_POINTS)]
+    taken = own_names() if every else ()
     for plugin in sorted(every, key=lambda plugin: (plugin.name, plugin.package, plugin.point.value)):
         if plugin.name in taken:
             without.append(plugin.unusable(f"a system of moebench's own is named {plugin.name}; rename this one"))

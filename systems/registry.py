@@ -127,7 +127,7 @@ def conventions_of(system: System, gate: GateSpec, name: str) -> Conventions:
 
 @cache
 def _declared() -> tuple[dict[str, Plugin | Unusable], tuple[Unusable, ...]]:
-    return plugins.declared(own_names())
+    return plugins.declared(own_names)
 
 
 def _other(name: str) -> System:

@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 
 from moebench import correctness, plugins
+from moebench.correctness import check_gates
 from moebench.plan import Filters
 from moebench.plan_layers import refusal
 from moebench.results.rows import SUBJECTS
 from moebench.run import begin, execute, prepare
 from moebench.sim import foreign
+from moebench.sim.engine import Group
+from moebench.sim.foreign import run_foreign
 from moebench.systems import registry
 from moebench.systems.plugins import Unusable
 from moebench.workloads.errors import InputError
@@ -18,14 +21,6 @@ from moebench.workloads.load import load_suite, load_topology
 from tests import faulty
 from tests.moebench.fake_engine import Watch
 from tests.workloads.files import EXPERIMENT, suite_text, written
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """Limits of seconds for what must not take a minute."""
-    monkeypatch.setattr(plugins, "LOAD_S", 4.0)
-    monkeypatch.setattr(correctness, "TIMEOUT_S", 4.0)
-    monkeypatch.setattr(foreign, "LONGEST_S", 8.0)
 
 
 def suite_of(folder, names, conventions=("common",)):
@@ -36,23 +31,53 @@ def suite_of(folder, names, conventions=("common",)):
 
 
 @pytest.mark.slow
-def test_faulty_systems_fail_their_own_rows_alone(tmp_path, site, impatient):
+def test_faulty_systems_fail_their_own_rows_alone(tmp_path, site):
     """One run of all faults: ours have numbers, each of theirs its status, and a reason that names the package."""
     site.install("faulty-systems", faulty.SYSTEMS, faulty.FILES)
-    suite = suite_of(tmp_path, ["reference", *faulty.SYSTEMS, "hetumoe"])
-    job = begin(prepare(suite, Filters(quick=True)), tmp_path / "run")
+    job = begin(prepare(suite_of(tmp_path, ["reference", *faulty.FOUND, "hetumoe"]), Filters()), tmp_path / "run")
     outcome = execute(job, Watch(), jobs=1)
     rows = {row.system: row for row in job.folder.rows(*SUBJECTS) if row.sample is None}
-    assert outcome.done == outcome.cases == len(faulty.SYSTEMS) + 2
-    assert {name: rows[name].status for name in ("reference", "hetumoe")} == dict.fromkeys(
+    assert outcome.done == outcome.cases == len(faulty.FOUND) + 2
+    found = {name: row.status for name, row in rows.items()}
+    assert found == {name: status for name, (status, _) in faulty.FOUND.items()} | dict.fromkeys(
         ("reference", "hetumoe"), "passed"
     )
-    assert {name: rows[name].status for name in faulty.FOUND} == {n: status for n, (status, _) in faulty.FOUND.items()}
     for name, (status, words) in faulty.FOUND.items():
         if status != "passed":
             assert rows[name].reason.startswith("package faulty-systems 1.0: "), name
             assert words in rows[name].reason, name
     assert job.folder.record["environment"]["plugins"]["raises"] == "faulty-systems 1.0"
+
+
+def test_an_import_that_never_ends_is_given_up(site, monkeypatch):
+    """In a process of its own, and the system is unusable from then on."""
+    monkeypatch.setattr(plugins, "LOAD_S", 1.0)
+    site.install("faulty-systems", faulty.SYSTEMS, faulty.FILES)
+    plugins.vet(["hangs_at_import"])
+    system = registry.get("hangs_at_import")
+    assert isinstance(system, Unusable)
+    assert "asking what it supports, failed: rank 0 was not done after 1 s" in system.reason
+
+
+def test_a_layer_that_never_ends_fails_its_check(site, monkeypatch):
+    """After the time limit of checks."""
+    monkeypatch.setattr(correctness, "TIMEOUT_S", 1.0)
+    site.install("faulty-systems", faulty.SYSTEMS, faulty.FILES)
+    (status,) = check_gates("hangs", ["switch"]).values()
+    assert status.status == "failed"
+    assert "not done after 1 s" in status.reason
+
+
+def test_a_trace_that_never_ends_is_given_up_and_no_other_of_that_system_tried(tmp_path, site, monkeypatch):
+    """Its process ends itself, whatever it is in the midst of."""
+    monkeypatch.setattr(foreign, "LONGEST_S", 1.0)
+    site.install("faulty-systems", faulty.SYSTEMS, faulty.FILES)
+    ready = prepare(suite_of(tmp_path, ["reference"]), Filters())
+    case = replace(ready.cases[0], system="hangs_in_trace")
+    groups = [Group(key, (case,), (ready.topologies[case.topology],)) for key in "ab"]
+    first, second = run_foreign(groups, ready.suite, None)
+    assert first[0].reason == "its program was not done after 1 s"
+    assert second[0].reason == "another of its programs was not done after 1 s"
 
 
 def test_nothing_is_imported_for_a_run_that_does_not_name_it(tmp_path, site):
