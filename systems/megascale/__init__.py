@@ -6,7 +6,7 @@
     attention.py   four ways to run attention: tp, sp, cp, dp
     experts.py     three ways to run the experts: tp, ep-a2a, ep-ag
     heads.py, ffn.py  what a rank computes in between
-    overlapped.py  pairs of a product and a collective in chunks
+    overlapped.py  pairs of a product and a collective in chunks, with the products of chunk_products.py
     layer.py       the layer put together from them
     volumes.py     the paper's formulas of what is sent, Eqs 1 to 10, and which way for which number of choices
     macro.py       the layer as one node with its operators listed; chain.py what is kept for the backward,

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from moebench.kernels.activation import activate
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_gather, start_all_gather, start_all_to_all, start_reduce_scatter
-from moebench.kernels.grouped_gemm import grouped_gemm
 from moebench.kernels.host import read_ints
 from moebench.kernels.permute import permute, unpermute
 from moebench.kernels.region import region
+from moebench.systems.megascale.chunk_products import ChunkedWeight
 from moebench.systems.megascale.ffn import run_shared
 from moebench.systems.megascale.heads import Heads, merge_heads, pack_heads
 from moebench.systems.megascale.routing import Routes, Rows, rows_of, weights_of_rows
@@ -99,6 +99,8 @@ def gather_and_multiply(
         rows = [rows_of(one, first, local) for one in cut(experts_WK, group.size, chunks)]
         counts = _counts(rows, experts_WK.numel() // chunks, group)
         row_weights = cut(weights_WK, group.size, chunks)
+    with region("experts"):  # made after the starts, so that their gradients run beside the last chunk's way back
+        first_weight, third_weight = ChunkedWeight(weights["w1_EDF"]), ChunkedWeight(weights["w3_EDF"])
     parts = []
     for one, place, count, weights_part in zip(flying, rows, counts, row_weights, strict=True):
         with region("exchange"):
@@ -107,7 +109,7 @@ def gather_and_multiply(
             x_ND = permute(h_WD, place.rows_WK, count, zero_unused=False)
             weights_N = weights_of_rows(weights_part, place.rows_WK, count)
         with region("experts"):
-            h1_NF, h3_NF = (grouped_gemm(x_ND, place.ends_L, weights[name]) for name in ("w1_EDF", "w3_EDF"))
+            h1_NF, h3_NF = (weight.multiply(x_ND, place.ends_L) for weight in (first_weight, third_weight))
         parts.append(Part(place, weights_N, h1_NF, h3_NF, run_shared(h_WD, weights)))
     return parts
 
@@ -115,10 +117,12 @@ def gather_and_multiply(
 def multiply_and_reduce(parts: Sequence[Part], weights: nn.ParameterDict, group: Group) -> Tensor:
     """The sums of this rank's tokens [T, D]: a chunk travels while the next is multiplied."""
     flying = []
+    with region("experts"):
+        second_weight = ChunkedWeight(weights["w2_EFD"])
     for part in parts:
         with region("experts"):
             a_NF = activate(part.h1_NF, "swiglu", part.h3_NF, part.weights_N)
-            y_ND = grouped_gemm(a_NF, part.rows.ends_L, weights["w2_EFD"])
+            y_ND = second_weight.multiply(a_NF, part.rows.ends_L)
         with region("combine"):
             y_WD = unpermute(y_ND, part.rows.rows_WK)
             y_WD = y_WD if part.shared_WD is None else y_WD + part.shared_WD

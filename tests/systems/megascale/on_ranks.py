@@ -245,10 +245,11 @@ def chunks_equal_the_definition(group):
             ours, aux = layer(own)
             torch.autograd.backward([ours, aux], upstreams)
         # Of two chunks the first of a product's travels beside the second product, or the second beside the first one.
-        # The backward goes the other way: of each pair one travels beside the other's product.
+        # The backward goes the other way; tokens' gradients travel beside the weights' gradients too.
         order, found = [True, False, False, True, False, True, True, False], runs_beside_products(recorder.ops)
+        of_pairs = [[False, True], [True, True], [False, True], [False, True]]
         back = [sorted(found[place : place + 2]) for place in range(8, len(found), 2)]
-        if group.size > 1 and by == ("sp", "ep-ag") and (found[:8] != order or back != [[False, True]] * 4):
+        if group.size > 1 and by == ("sp", "ep-ag") and (found[:8] != order or back != of_pairs):
             wrong.append(f"{name}: {found}")
         wrong += compared(f"{name} {by} y", ours.detach(), layer.own_rows(y))
         wrong += compared(f"{name} {by} dx", own.grad, layer.own_rows(x_grad))
