@@ -142,7 +142,7 @@ def _figures(experiment: ModelExperiment, steps: pd.DataFrame, baseline: str) ->
     return [
         figure(
             f"models-{experiment.name}",
-            experiment.title,
+            f"Speedup over {baseline}",
             _answer(experiment, steps, baseline) or experiment.question,
             caption,
             lambda narrow: kernel_figure(points, label, names, None, narrow),
@@ -154,7 +154,7 @@ def _figures(experiment: ModelExperiment, steps: pd.DataFrame, baseline: str) ->
 def _case_table(own: pd.DataFrame) -> Table:
     """A row a case, a column a metric that any case has."""
     keys = [*POINT, "system"]
-    plain = own[own["detail"].map(lambda detail: not detail)] if "detail" in own else own
+    plain = own[own["detail"].map(lambda detail: not detail).astype(bool)] if "detail" in own else own
     first = own[own["metric"] == "step_time"].drop_duplicates(keys)
     have = [one for one in COLUMNS if one[0] in set(plain["metric"])]
     values = {

@@ -90,7 +90,7 @@ class PackedBlock:
         layout = call(irregular.part_layout, (routes, counts_like), rows, block.experts, block.capacity)
         self._layout[part] = call(operator.getitem, routes, layout, 0)
         counts = call(operator.getitem, counts_like, layout, 1)
-        self._counts[part] = counts, call(irregular.start_sizes, counts_like, counts, block.group)
+        self._counts[part] = counts, _exchanged(call(irregular.start_sizes, counts_like, counts, block.group))
         most = routes.numel()
         like = x.meta["val"].new_empty((most, x.meta["val"].shape[1]))
         self._sent[part] = call(torch.ops.moebench.permute.default, like, x, self._layout[part], most, False)
@@ -101,7 +101,7 @@ class PackedBlock:
         block, call = self._block, self._writer.call
         counts, started = self._counts[part]
         place = (block.capacity, part, self._writer.count, block.group)
-        self._sizes[part] = call(irregular.read_sizes, None, started, counts, *place)
+        self._sizes[part] = _exchanged(call(irregular.read_sizes, None, started, counts, *place))
         sent = self._sent[part]
         self._launched[part] = call(irregular.launch_dispatch, self._rows(), sent, self._sizes[part], block.group)
 
@@ -148,3 +148,8 @@ class PackedBlock:
         value = value_of(self._block.dispatch)
         return value.new_empty((value.shape[0] // self._writer.count, value.shape[1]))
 
+
+def _exchanged(node: fx.Node) -> fx.Node:
+    """The node, as a part of the exchange: sizes belong to it, wherever they are asked for."""
+    node.meta["region"] = "exchange"
+    return node

@@ -1,9 +1,14 @@
 """What ranks run in this folder's tests; apart, so that a rank does not import pytest."""
 
+from functools import partial
+
 import torch
 
 from moebench.systems.lancet.executor import Executor
+from moebench.systems.lancet.profile import MeasuredProfile
+from moebench.systems.lancet.system import LANCET, RAF
 from moebench.systems.lancet.training import eager_gradients
+from moebench.systems.model_interface import Place
 from tests.systems.lancet.models import data_of, inputs_of, model_of
 
 
@@ -45,3 +50,16 @@ def parts_are_whole(group, cases):
             assert all(map(torch.equal, outputs[first:], wanted[first:]))
             found.append(max(_distance(a, b) for a, b in zip(outputs[:first], wanted[:first], strict=True)))
     return found
+
+
+def measured_plan_is_right(group, shape):
+    """Rank 0 plans by what all ranks measure; every rank's loss and gradients are those of the graph as it was."""
+    cpu = torch.device("cpu")
+    place = Place(group, cpu, partial(MeasuredProfile, runs=2, warm_up=1))
+    planned, whole = (system.build(shape, place, seed=3) for system in (LANCET, RAF))
+    data = data_of(shape, group.rank)
+    assert _distance(planned.run(data), whole.run(data)) < 1e-5
+    ours, theirs = planned.gradients(), whole.gradients()
+    assert ours.keys() == theirs.keys()
+    assert max(_distance(ours[name], theirs[name]) for name in ours) < 1e-4
+    return None if planned.planned is None else (planned.planned.told, planned.planned.before.makespan_s)

@@ -7,6 +7,7 @@ import pytest
 
 from moebench.check_models import made_up
 from moebench.kernels.collectives.group import described_group
+from moebench.ranks import run_ranks
 from moebench.systems.lancet.capture import capture
 from moebench.systems.lancet.gradient_sync import with_gradient_sync
 from moebench.systems.lancet.optimise import Passes, optimise
@@ -49,6 +50,15 @@ def test_both_passes_make_the_step_shorter_and_say_what_they_did():
     assert stages[0] == "profile"
     assert stages[-1].startswith("weight gradients")
     assert len(plan_of(done.step.graph).calls) > len(plan_of(step.graph).calls)
+
+
+def test_ranks_measure_and_one_of_them_plans():
+    """Two real ranks; the first one tells what it did, the other one loads it."""
+    first, second = run_ranks("tests.systems.lancet.on_ranks:measured_plan_is_right", 2, (replace(SMALL, layers=2),))
+    assert second is None
+    told, before_s = first
+    assert told
+    assert before_s > 0
 
 
 def test_a_memory_limit_asks_for_fewer_parts_or_says_that_nothing_fits():

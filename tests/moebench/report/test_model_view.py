@@ -1,0 +1,57 @@
+"""What a report says of whole models."""
+
+from dataclasses import asdict
+
+import pandas as pd
+
+from moebench.plan import Filters, plan
+from moebench.report.model_view import experiment_view
+from moebench.results.rows import Row, row_of, without_number
+from moebench.workloads.load import load_suite
+
+SUITE = load_suite("lancet")
+SECONDS = {"lancet": 1.0, "lancet+moves=false": 1.2, "lancet+parts=false": 1.1, "raf": 1.25}
+
+
+def frame_of(experiment, lacking=()):
+    """Rows of an experiment where every system takes the same time everywhere."""
+    rows: list[Row] = []
+    for case in plan(SUITE, Filters(experiments=(experiment,))):
+        if case.system in lacking:
+            rows.append(without_number(case, "gpu", "unsupported", "because"))
+            continue
+        seconds = SECONDS.get(case.system, 1.5)
+        rows.append(row_of(case, "gpu", "step_time", "s", seconds, draws=(seconds, 0.9 * seconds, 1.1 * seconds)))
+        rows.append(row_of(case, "gpu", "exposed_communication", "s", seconds / 4))
+    return pd.DataFrame([asdict(row) for row in rows])
+
+
+def viewed(experiment, frame):
+    """The view of an experiment by name."""
+    found = next(one for one in SUITE.experiments if one.name == experiment)
+    return experiment_view(None, found, frame, [])
+
+
+def test_a_figure_of_speedups_and_every_number_in_a_table():
+    """In one sentence, drawn wide and narrow, and a line a case with what it has."""
+    view = viewed("ablation", frame_of("ablation"))
+    assert view["answer"] == "lancet is 1.25 to 1.25 times as fast as raf at 4 points, 1.25 on average."
+    (figure,) = view["figures"]
+    assert figure.title == "Speedup over raf"
+    assert figure.svg.count("<svg") == 2
+    assert next(row[5:] for row in figure.table.rows if "moves" in row[4]) == ["1.04x", "1.04x to 1.04x"]
+    table = view["cases"]
+    assert len(table.rows) == 16
+    assert list(table.columns[-3:]) == ["step, ms", "exposed, ms", "note"]
+    assert table.rows[0][-3:] == ["1,000", "250", ""]
+    assert "48 sequences a GPU on p4de in tf32" in view["layer"]
+
+
+def test_what_has_no_number_says_why_and_what_has_no_baseline_is_not_drawn():
+    """An unsupported system; an experiment without a figure; no rows at all."""
+    frame = frame_of("ablation", lacking=("lancet+moves=false",))
+    rows = [row for row in viewed("ablation", frame)["cases"].rows if "moves=false" in row[0]]
+    assert {row[-1] for row in rows} == {"unsupported: because"}
+    view = viewed("decomposition", frame_of("decomposition"))
+    assert (view["figures"], view["answer"]) == ([], "")
+    assert viewed("ablation", frame[:0])["figures"] == []
