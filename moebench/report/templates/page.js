@@ -65,7 +65,9 @@ function tools(table) {
   filter.addEventListener("input", show);
   table.filterBy = (text) => { filter.value = text; show(); };
   // A narrow page has no header row to click on.
-  const order = element("select", {}, element("option", { value: "", textContent: "as given" }));
+  const name = table.parentElement.getAttribute("aria-label"); // a page has many filters
+  filter.ariaLabel = `Filter ${name}`;
+  const order = element("select", { ariaLabel: `Order ${name}` }, element("option", { value: "", textContent: "as given" }));
   heads.forEach((head, column) => {
     for (const [sign, up] of [["↑", 1], ["↓", 0]]) {
       order.append(element("option", { value: `${column},${up}`, textContent: `${head.textContent} ${sign}` }));
