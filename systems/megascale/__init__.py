@@ -16,6 +16,7 @@
     fp8_exchange.py  a reduce-scatter whose rows travel in FP8
     stage.py       layers of a model with embedding, head and loss at its ends
     sync.py        gradients of replicated weights, inside nodes and between them
+    plan.py        layouts of a job, why some have no meaning, what a rank holds
     pipeline.py    1F1B and its interleaved form, composed from stage costs
 
 The authors released no code; section numbers are those of the paper's third version.
