@@ -51,7 +51,7 @@ class Condition:
         topologies: of its points.
         words: of a finding, its word by draw; `values` is then what it is about, the mean speedup over its points.
         decider: who decides a smallest or largest speedup among several baselines, where that is asked for.
-        cases: names of the cases whose rows the values come from.
+        cases: names of the cases whose rows the values come from; of a largest or smallest one its own first.
     """
 
     assumption: Assumption
@@ -224,10 +224,18 @@ def _condition(
             who = decider(ours[:, 0], theirs[:, :, 0], its_points, baselines, reduction(claim))
             lacked = [all(rows[p, s].status == "unsupported" for s in baselines) for p in its_points]
             missing[lacked] = ""  # nobody has such a layer: nothing ran out of memory
+    deciding = [its_points[place] for place in _deciding_first(claim, values[:, 0])]
     values, missing = reduced(claim, values, missing)
     topologies = tuple(dict.fromkeys(p.topology for p in its_points))
-    cases = tuple(rows[p, s].case for p in its_points for s in sides.systems)
+    cases = tuple(rows[p, s].case for p in deciding for s in sides.systems)
     return Condition(assumption, values, missing, topologies, decider=who, cases=cases)
+
+
+def _deciding_first(claim: Claim, nominal: np.ndarray) -> Sequence[int]:
+    """Places of the points: of a largest or smallest value that one first which it is of."""
+    signs = {"max": -1.0, "min": 1.0}
+    how = reduction(claim)
+    return np.argsort(signs[how] * nominal, kind="stable").tolist() if how in signs else range(len(nominal))
 
 
 def drawn(row: Row, count: int) -> np.ndarray:

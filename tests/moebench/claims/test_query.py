@@ -72,6 +72,8 @@ def test_a_maximum_ranges_over_sizes_of_one_assumption(hetu, cases):
     for condition in found.conditions:
         scale = 10 if condition.assumption.gpu == "v100-pcie" else 1
         np.testing.assert_allclose(condition.values, [4 * scale, 4 * scale])
+        assert len(condition.cases) == 2 * found.points
+        assert {name.split("/")[3].partition("-")[0] for name in condition.cases[:2]} == {SIZES[-1]}  # it decides
 
 
 def test_only_the_papers_own_cases_count(hetu, cases):
