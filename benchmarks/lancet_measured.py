@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nic-rate", default="400mbit", help="of the link between the two nodes")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences of a rank")
+    parser.add_argument("--batch-size", type=int, default=16, help="sequences of a rank")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--unshaped", action="store_true", help="over loopback")
     parser.add_argument("--told", action="store_true", help="print what Lancet did")

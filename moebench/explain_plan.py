@@ -4,7 +4,7 @@ A row is a stream, a column as long as every other of both timelines; its shade 
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,14 +18,20 @@ LABEL = max(len(name) for name, _ in STREAMS) + 2
 LEAST, MOST = 24, 160  # columns of a timeline
 
 
-def lines(case: Case, topology: Topology, width: int) -> list[str]:
+def lines(
+    case: Case, topology: Topology, width: int, tell: Callable[[str], None] = lambda line: None
+) -> list[str]:
     """The lines for a terminal of so many columns; none where the system plans nothing.
 
     The plan is made anew, as the run made it.
-    """
-    from moebench.trace.model import traced
 
-    planned = traced(case, topology).planned
+    Args:
+        tell: called with a line for each stage of planning, as it begins.
+    """
+    from moebench.trace.model import telling, traced
+
+    with telling(tell):
+        planned = traced(case, topology).planned
     if planned is None:
         return []
     whole_s = max(planned.before.makespan_s, planned.after.makespan_s)

@@ -28,7 +28,8 @@ class Kind:
             A kind that no clock times has neither this nor the three before it.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
         view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
-        explain: `(case, topology, width) -> lines`: what a case's system planned, where there is anything to say.
+        explain: `(case, topology, width, tell) -> lines`: what a case's system planned, if it plans; `tell` hears of
+            each stage.
         plans_by_machine: whether what a system runs may depend on the machine that it runs on.
         drawn: metrics beside the time whose draws are kept, since claims divide them draw by draw.
     """

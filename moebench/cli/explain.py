@@ -55,7 +55,10 @@ def _show_plan(recorded: "RecordedCase") -> None:
 
     kind = recorded.case.workload.kind
     if kinds.KINDS[kind].explain:
-        for line in kinds.of(kind, "explain")(recorded.case, recorded.topology, output_width()):
+        def tell(line: str) -> None:
+            click.echo(f"planning: {line}", err=True)
+
+        for line in kinds.of(kind, "explain")(recorded.case, recorded.topology, output_width(), tell):
             click.echo(line)
 
 

@@ -6,9 +6,12 @@ from moebench.case import Case
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.local.step import CannotRun, Step
 from moebench.plan_models import model_of
+from moebench.pulse import beat
 from moebench.systems.model_interface import Place
 from moebench.systems.model_registry import get
 from moebench.systems.planning import MeasuredProfile, sample_data
+
+STAGE_S = 600.0  # how long a stage of planning may take: it runs the step again and again, on every rank
 
 
 def model_step(case: Case, device: torch.device, group: Group | None = None) -> Step:
@@ -24,6 +27,7 @@ def model_step(case: Case, device: torch.device, group: Group | None = None) -> 
     reason = system.supports(workload.shape, group.size)
     if reason:
         raise CannotRun(reason)
-    step = system.build(workload.shape, Place(group, device, MeasuredProfile), workload.seed)
+    place = Place(group, device, MeasuredProfile, tell=lambda stage: beat(STAGE_S, f"{case.name}: {stage}"))
+    step = system.build(workload.shape, place, workload.seed)
     data = sample_data(workload.shape, device, workload.seed * 1_000_003 + group.rank + 1)
     return Step(lambda: step.run(data), (*step.parameters, *data))

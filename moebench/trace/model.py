@@ -5,7 +5,8 @@ program is, under the nominal machine, node by node; messages by pieces between 
 taken to share the slots evenly, so that one program stands for all ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -73,6 +74,24 @@ def traced(case: Case, topology: Topology) -> Traced:
     return _traced(case.system, model_of(case), _Key(topology))
 
 
+_listeners: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def telling(tell: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block, call `tell` with a line for each stage of a system's planning, as it begins."""
+    _listeners.append(tell)
+    try:
+        yield
+    finally:
+        _listeners.remove(tell)
+
+
+def _tell(line: str) -> None:
+    for tell in _listeners:
+        tell(line)
+
+
 class _Key:
     """A topology that equals others of the same content."""
 
@@ -98,6 +117,7 @@ def _traced(name: str, workload, key: _Key) -> Traced:  # type: ignore[no-untype
         torch.device("meta"),
         lambda model, data, group: MachineProfile(model, data, group, topology, workload.dtype),
         _free_bytes(topology),
+        _tell,
     )
     step = system.build(shape, place, learning_rate=_LEARNING_RATE)
     data = sample_data(shape, place.device)

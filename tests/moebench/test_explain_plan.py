@@ -26,9 +26,11 @@ def test_a_timeline_by_hand():
 
 def test_a_case_shows_both_timelines_and_what_went_where():
     """Of a system that plans; of another nothing. No line is wider than the terminal."""
-    topology, shape = load_topology("2x8-p4de"), shape_of(SMALL, GateSpec("switch"), 8, 16)
+    topology, shape = load_topology("2x8-p4de"), shape_of(SMALL, GateSpec("switch"), 12, 16)  # no other test has planned it
     workload = ModelWorkload(SMALL, shape)
-    shown = lines(Case("own", "steps", "lancet", workload, topology.name, "2x8", "sim"), topology, 80)
+    stages = []
+    shown = lines(Case("own", "steps", "lancet", workload, topology.name, "2x8", "sim"), topology, 80, stages.append)
+    assert stages[:2] == ["capture", "profile"]
     text = "\n".join(shown)
     assert sum(line.startswith("compute") for line in shown) == 2
     assert "before: " in text
