@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from moebench.case import Case
-from moebench.correctness import REMEMBERED, Status, code_hash, recall, remember
+from moebench.correctness import REMEMBERED, Status, code_hash, failed_ranks, recall, remember
 from moebench.kernels.collectives.exchanges import plan_exchange
 from moebench.kernels.collectives.group import Group
 from moebench.ranks import RanksError, run_ranks
@@ -51,7 +51,7 @@ def _tried(exchanges: Sequence[tuple[str, str]]) -> list[Status]:
     except RanksError as error:
         if len(exchanges) > 1:  # one of them took the others along
             return [status for one in exchanges for status in _tried([one])]
-        return [Status("failed", f"on {RANKS} ranks: {error}")]
+        return [failed_ranks(RANKS, error)]
     problems = [next((text for text in of_ranks if text is not None), None) for of_ranks in zip(*seen)]
     return [Status("passed") if text is None else Status("wrong", text) for text in problems]
 

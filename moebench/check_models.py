@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from moebench.case import Case
-from moebench.correctness import REMEMBERED, Status, code_hash, recall, remember
+from moebench.correctness import REMEMBERED, Status, code_hash, failed_ranks, recall, remember
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.plan_models import model_of
@@ -71,7 +71,7 @@ def _seen(trials: Sequence[tuple[str, GateSpec]]) -> list[Status]:
     except RanksError as error:
         if len(trials) > 1:
             return [status for one in trials for status in _seen([one])]
-        return [Status("failed", f"on {RANKS} ranks: {error}")]
+        return [failed_ranks(RANKS, error)]
     problems = [next((text for text in of_ranks if text is not None), None) for of_ranks in zip(*seen)]
     return [Status("passed") if text is None else Status("wrong", text) for text in problems]
 

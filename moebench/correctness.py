@@ -23,6 +23,7 @@ import moebench.workloads
 from moebench import check_instance, check_random, check_tempered, check_verdict, kinds, ranks
 from moebench.case import Case
 from moebench.check_instance import Instance, Observed, instance
+from moebench.cluster.blame import first_cause
 from moebench.plan_gates import gate_of
 from moebench.plan_layers import layer_of
 from moebench.sim.engine import described
@@ -43,10 +44,15 @@ REMEMBERED = ("passed", "wrong", "unsupported")  # `failed` may be the machine's
 
 @dataclass(frozen=True)
 class Status:
-    """What a check found: one of `moebench.results.rows.STATUSES`, and why."""
+    """What a check found: one of `moebench.results.rows.STATUSES`, and why.
+
+    Attributes:
+        reason: in a line; report: of ranks that failed, in full.
+    """
 
     status: str
     reason: str = ""
+    report: str = ""
 
 
 def check_cases(cases: Sequence[Case]) -> Iterator[Status]:
@@ -247,7 +253,7 @@ def _seen(trials: Sequence[Trial], world: int) -> list[Status]:
     except ranks.RanksError as error:
         if len(trials) > 1:
             return [status for one in trials for status in _seen([one], world)]
-        return [Status("failed", f"on {world} ranks: {error}")]
+        return [failed_ranks(world, error)]
     return [_judged(own, [of_rank[place] for of_rank in seen], world) for place, own in enumerate(wanted)]
 
 
@@ -262,6 +268,11 @@ def _judged(wanted: Sequence[Instance], seen: Sequence[Sequence[Sequence[Observe
             what = f"{one.workload.dtype} on {world} ranks{'' if one.training else ', evaluation'}"
             return Status("wrong", f"{what}{', random rule' if one.is_probe else ''}: {found}")
     return Status("passed")
+
+
+def failed_ranks(world: int, error: ranks.RanksError) -> Status:
+    """The status where ranks raised, died or did not answer: the first cause in a line, all of it beside."""
+    return Status("failed", f"on {world} ranks: {first_cause(str(error))}", str(error))
 
 
 def node_size(ranks: int) -> int:

@@ -240,7 +240,9 @@ def _correct_cases(
             continue
         for case in own:
             hardware = job.topologies[case.topology].hardware.name
-            keep([without_number(case, hardware, status.status, status.reason)])
+            row = without_number(case, hardware, status.status, status.reason)
+            report = getattr(status, "report", "")
+            keep([replace(row, detail={"report": report}) if report else row])
     return [case for case in cases if case.hash in passed]
 
 

@@ -95,8 +95,8 @@ SYSTEMS = {
 }
 # What each that comes to an end has for its rows, and words of the reason; those that are right have numbers.
 FOUND = {
-    "raises": ("failed", "ZeroDivisionError: no luck"),
-    "wrong_shape": ("failed", "faulty"),
+    "raises": ("failed", "ZeroDivisionError: no luck (faulty.py, line "),
+    "wrong_shape": ("failed", "Mismatch in shape"),
     "wrong_numbers": ("wrong", "output of rank 0 in step 1: relative error"),
     "spoils": ("passed", ""),
     "exits_in_trace": ("failed", "it ended the process it ran in"),

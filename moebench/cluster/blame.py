@@ -6,10 +6,12 @@ says nothing, and its peers then name the case in which they lost it; ranks that
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 
 _NEXT = re.compile(r"\n\n(?=ranks? \d)")  # between what is said of one rank and of the next
 _RAISED = re.compile(r"^(rank \d+) raised:")
 _STUCK = re.compile(r"^ranks? \d[\d, ]* (?:was|were) stuck in (?P<case>\S+): ", re.MULTILINE)
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _NAMED = re.compile(r"CaseFailed: (?P<status>[a-z-]+): (?P<case>\S+): (?P<reason>.*)")
 
 
@@ -35,14 +37,26 @@ class Blame:
     reason: str
 
 
+def first_cause(report: str) -> str:
+    """The first cause in a line, with the place in the code where a rank raised it, if one did."""
+    found = _PLACE.findall(_first(report))
+    place = f" ({PurePath(found[-1][0]).name}, line {found[-1][1]})" if found else ""
+    return blame(report).reason + place
+
+
 def blame(report: str) -> Blame:
     """The blame for a failure that `moebench.rank_report.explain` describes."""
     named = _NAMED.search(report) or _STUCK.search(report)
     case = named["case"] if named else None
-    first = _NEXT.split(report.partition("\n\n")[2].strip())[0] or report
+    first = _first(report)
     raised = _RAISED.match(first)
     if raised is None:
         return Blame(case, "failed", first.partition("\n")[0].partition(", without a traceback")[0])
     last_line = first.rpartition("\n")[2]
     own = _NAMED.search(last_line)
     return Blame(case, own["status"] if own else "failed", f"{raised[1]}: {own['reason'] if own else last_line}")
+
+
+def _first(report: str) -> str:
+    """What is said of the rank that failed first."""
+    return _NEXT.split(report.partition("\n\n")[2].strip())[0] or report

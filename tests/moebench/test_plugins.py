@@ -46,6 +46,8 @@ def test_faulty_systems_fail_their_own_rows_alone(tmp_path, site):
         if status != "passed":
             assert rows[name].reason.startswith("package faulty-systems 1.0: "), name
             assert words in rows[name].reason, name
+            assert "\n" not in rows[name].reason
+    assert "Traceback (most recent call last)" in rows["raises"].detail["report"]
     assert job.folder.record["environment"]["plugins"]["raises"] == "faulty-systems 1.0"
 
 

@@ -1,6 +1,6 @@
 """Whom a report of failed ranks blames."""
 
-from moebench.cluster.blame import Blame, CaseFailed, blame
+from moebench.cluster.blame import Blame, CaseFailed, blame, first_cause
 
 TITLE = "worker:measure on 2 ranks failed\n\n"
 NAMED = f"CaseFailed: {CaseFailed('out-of-memory', 'tiny/switch/b1/a', 'not enough: 3 GiB')}"
@@ -36,3 +36,14 @@ def test_ranks_that_are_late():
 def test_a_report_of_another_form_is_its_own_reason():
     """Nothing is lost."""
     assert blame("the rank server died with status 1").reason == "the rank server died with status 1"
+
+
+def test_the_first_cause_has_its_place():
+    """The innermost line of the rank that failed first, if one raised; the words alone of what did not."""
+    report = (
+        "m:f on 2 ranks failed\n\nrank 1 raised:\nTraceback (most recent call last):\n"
+        '  File "/x/a.py", line 3, in f\n    g()\n  File "/x/b.py", line 7, in g\n    1 / 0\nZeroDivisionError: no\n\n'
+        'rank 0 raised:\n  File "/x/c.py", line 9, in h\nValueError: lost'
+    )
+    assert first_cause(report) == "rank 1: ZeroDivisionError: no (b.py, line 7)"
+    assert first_cause("rank 2 died of signal 9") == "rank 2 died of signal 9"
