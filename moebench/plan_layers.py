@@ -88,8 +88,8 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
         workload = workload_of(experiment, gate, batch_size, assumption, topology.ranks)
         problem = workload.problem(topology.ranks) or _trace_problem(workload, topology.ranks)
         if problem:
-            where = f"{context.source}: experiment {experiment.name}, topology {topology.name}"
-            raise InputError(f"{where}: {problem}{_way_out(experiment, assumption, place, context)}")
+            here = f"{context.source}: experiment {experiment.name}, topology {topology.name}"
+            raise InputError(f"{here}: {problem}{_way_out(experiment, assumption, place, context)}")
         own = systems if assumption.is_default or place.asked else _swept(experiment, systems, filters)
         for conventions, system in product(_conventions(experiment, gate, assumption, filters), own):
             yield Case(

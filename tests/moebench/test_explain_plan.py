@@ -26,7 +26,8 @@ def test_a_timeline_by_hand():
 
 def test_a_case_shows_both_timelines_and_what_went_where():
     """Of a system that plans; of another nothing. No line is wider than the terminal."""
-    topology, shape = load_topology("2x8-p4de"), shape_of(SMALL, GateSpec("switch"), 12, 16)  # no other test has planned it
+    # A shape that no other test has planned.
+    topology, shape = load_topology("2x8-p4de"), shape_of(SMALL, GateSpec("switch"), 12, 16)
     workload = ModelWorkload(SMALL, shape)
     stages = []
     shown = lines(Case("own", "steps", "lancet", workload, topology.name, "2x8", "sim"), topology, 80, stages.append)
