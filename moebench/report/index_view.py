@@ -43,12 +43,14 @@ def index_page(found: Trend, base: Path, path: Path) -> dict[str, Any]:
     history = found.history
     runs = [*history.runs, *history.others]
     panels = headlines(found)
+    drawn = sorted((panel for panel in panels if not panel.is_constant), key=lambda panel: not panel.changes)
+    left_out = {id(panel) for panel in drawn[MOST_PANELS:]}
     return {
         "title": f"Runs in {base}",
         "lead": _lead(found, runs),
         "steps": _steps(found, path),
-        "groups": _groups(panels[:MOST_PANELS]),
-        "panels_left_out": max(0, len(panels) - MOST_PANELS),
+        "groups": _groups([panel for panel in panels if id(panel) not in left_out]),
+        "panels_left_out": len(left_out),
         "changes": _changes(found),
         "changes_left_out": max(0, len(found.changes) - MOST_CHANGES),
         "runs": _runs(runs, path),

@@ -1,6 +1,7 @@
 """The page of many runs: a line a run, trends with their changes, runs that can't be read, names that are none."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -97,3 +98,16 @@ def test_a_long_line_is_thinned_and_keeps_its_peaks():
     assert (min(ys), max(ys)) == (6, 50)
     assert 'class="m bad"' in svg
     assert trend_line(np.array([np.nan]), {}, "") == ""
+
+
+def test_lines_with_changes_are_drawn_before_others(tmp_path, monkeypatch):
+    """Where there is no room for all, those that only vary go first; how many is said."""
+    monkeypatch.setattr("moebench.report.index_view.MOST_PANELS", 1)
+    history(tmp_path, [1e-3, 1e-3, 2e-3])
+    found = trend(read_runs(tmp_path))
+    found.changes[:] = [change for change in found.changes if change.series.key.case.endswith("one")]
+    (two,) = [series for series in found.history.series if series.key.case.endswith("two")]
+    two.points[0] = replace(two.points[0], value=1.0)
+    view = index_page(found, tmp_path, tmp_path / "index.html")
+    assert [panel["title"] for group in view["groups"] for panel in group["panels"]] == ["tiny, one"]
+    assert view["panels_left_out"] == 1
