@@ -14,7 +14,7 @@ from moebench.systems.lancet.capture import StepGraph
 from moebench.systems.lancet.in_parts import in_parts
 from moebench.systems.lancet.instructions import Program
 from moebench.systems.lancet.nodes import collective_of
-from moebench.systems.lancet.partition import Limits, PartitionPlan, PartTimes, plan_partition
+from moebench.systems.lancet.partition import Limits, PartitionPlan, PartTimes, full_experts, plan_partition
 from moebench.systems.lancet.rebuild import instructions_of
 from moebench.systems.lancet.schedule import Scheduled, Switches, Times, schedule
 from moebench.systems.lancet.timeline import Timeline, simulate
@@ -38,6 +38,19 @@ class Prices:
 
 
 Profile = Callable[[StepGraph], Prices]
+
+
+def charging_full_experts(profile: Profile) -> Profile:
+    """The profile with the artifact's price of experts in parts: their full time for each."""
+
+    def changed(step: StepGraph) -> Prices:
+        prices = profile(step)
+        part_s = full_experts(prices.times.node_s, prices.parts.part_s)
+        return replace(prices, parts=replace(prices.parts, part_s=part_s))
+
+    return changed
+
+
 Tell = Callable[[str], None]
 
 

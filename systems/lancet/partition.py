@@ -277,18 +277,24 @@ def _size(node: fx.Node, axis: Split) -> int:
     return int(value.shape[axis])
 
 
-def even_part_s(node_s: SecondsOfNode, latency_s: float, full_experts: bool = False) -> Callable[[fx.Node, int], float]:
+def even_part_s(node_s: SecondsOfNode, latency_s: float) -> Callable[[fx.Node, int], float]:
     """Parts of a node whose time is a latency and a share that parts divide.
 
     Args:
         latency_s: of every launch.
-        full_experts: charge experts' products in full for every part, as the artifact does.
     """
 
     def part_s(node: fx.Node, parts: int) -> float:
-        whole_s = node_s(node)
-        if full_experts and region_of(node) == "experts" and value_of(node).dim() == 3:
-            return whole_s
-        return latency_s + max(0.0, whole_s - latency_s) / parts
+        return latency_s + max(0.0, node_s(node) - latency_s) / parts
 
     return part_s
+
+
+def full_experts(node_s: SecondsOfNode, part_s: Callable[[fx.Node, int], float]) -> Callable[[fx.Node, int], float]:
+    """`part_s`, but that experts' products take their full time in every part, as the artifact has it."""
+
+    def charged_s(node: fx.Node, parts: int) -> float:
+        is_expert = region_of(node) == "experts" and value_of(node).dim() == 3
+        return node_s(node) if is_expert else part_s(node, parts)
+
+    return charged_s

@@ -1,9 +1,10 @@
 """`lancet` and `raf` as systems: the same captured graph and the same executor, passes on or off.
 
-    lancet+parts=false+moves=true+fuses=true+sums=true+most_parts=8+groups=5+longest=0
+    lancet+parts=false+moves=true+fuses=true+sums=true+most_parts=8+groups=5+longest=0+full_experts=false
 
 `parts`: the forward in parts; `moves`: weight gradients under all-to-alls; `sums`: gradient sums into gaps; `fuses`:
 sums joined. `longest` groups of a range at most, 0 for the default: as far as from one MoE layer to the next.
+`full_experts`: believe that experts take their full time in every part, as the artifact's cost model does.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from torch import Tensor
 from moebench.kernels.collectives.group import Group
 from moebench.systems.lancet.capture import StepGraph, capture
 from moebench.systems.lancet.gradient_sync import with_gradient_sync
-from moebench.systems.lancet.optimise import Optimised, Passes, optimise
+from moebench.systems.lancet.optimise import Optimised, Passes, charging_full_experts, optimise
 from moebench.systems.lancet.partition import Limits
 from moebench.systems.lancet.plan import Plan, plan_of
 from moebench.systems.lancet.profile import planned_once
@@ -86,6 +87,7 @@ class LancetOptions:
     """What a name may say; see above."""
 
     passes: Passes = field(default_factory=Passes)
+    full_experts: bool = False
 
 
 class LancetSystem(GraphSystem):
@@ -117,9 +119,10 @@ class LancetSystem(GraphSystem):
             raise InputError("lancet plans by what things cost where it runs: give a profile")
         profile = place.profile(model, sample_data(shape, place.device), place.group)
         passes = replace(self.options.passes, memory_bytes=place.memory_bytes)
+        expecting = charging_full_experts(profile) if self.options.full_experts else profile
 
         def plan() -> tuple[Plan, Optimised]:
-            done = optimise(self._captured(model, shape, place), profile, passes, place.tell)
+            done = optimise(self._captured(model, shape, place), expecting, passes, place.tell)
             return plan_of(done.step.graph), done
 
         return planned_once(place.group, plan, getattr(profile, "serve", None))
@@ -155,6 +158,7 @@ def _of_limits(name: str) -> Callable[[LancetOptions, int], LancetOptions]:
 
 
 _OPTIONS: Mapping[str, tuple[Callable[[str, str], bool | int], Callable[..., LancetOptions]]] = {
+    "full_experts": (_switch, lambda options, value: replace(options, full_experts=value)),
     "parts": (_switch, lambda options, value: replace(options, passes=replace(options.passes, partitions=value))),
     "moves": (_switch, _of_backward("moves_weight_gradients")),
     "sums": (_switch, _of_backward("moves_sums")),

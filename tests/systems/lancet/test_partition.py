@@ -11,7 +11,7 @@ from moebench.kernels.collectives.group import described_group
 from moebench.systems.lancet.axes import IRREGULAR, WHOLE
 from moebench.systems.lancet.capture import capture
 from moebench.systems.lancet.instructions import COMPUTE, Instruction
-from moebench.systems.lancet.partition import Limits, PartTimes, even_part_s, plan_partition
+from moebench.systems.lancet.partition import Limits, PartTimes, even_part_s, full_experts, plan_partition
 from moebench.systems.lancet.pipeline import cut, in_parts, pipeline, stages_of
 from moebench.systems.lancet.ranges import Cost, best_parts, choose, common_counts, group
 from moebench.systems.lancet.timeline import simulate
@@ -120,10 +120,11 @@ def captured(gate, ranks):
     return capture(model_of(shape, group_of, "meta"), data_of(shape, device="meta"))
 
 
-def planned(gate="switch", limits=None, latency_s=1e-6, full_experts=False, merge_s=0.0, ranks=2):
+def planned(gate="switch", limits=None, latency_s=1e-6, is_full=False, merge_s=0.0, ranks=2):
     """The step and its plan."""
     step, node_s = captured(gate, ranks), made_up_times().node_s
-    times = PartTimes(even_part_s(node_s, latency_s, full_experts), lambda nbytes: merge_s)
+    part_s = even_part_s(node_s, latency_s)
+    times = PartTimes(full_experts(node_s, part_s) if is_full else part_s, lambda nbytes: merge_s)
     return step, plan_partition(step, node_s, times, limits or Limits(groups_between=3))
 
 
@@ -153,7 +154,7 @@ def test_what_parts_cost_decides():
     for dear in (planned(latency_s=1.0)[1], planned(merge_s=1.0)[1]):
         assert dear.pipelines == ()
         assert dear.after_s == pytest.approx(dear.before_s)
-    _, full = planned(full_experts=True)
+    _, full = planned(is_full=True)
     assert cheap.after_s < full.after_s
     _, most = planned(limits=Limits(most_parts=2, groups_between=3))
     assert {one.parts for one in most.pipelines} == {2}
