@@ -20,12 +20,12 @@ def suites() -> Entries:
 
 def systems() -> Entries:
     """Systems, with where their technique comes from; of other packages' also those that can't be used, and why."""
+    from moebench.cli.left_out import tell_left_out
     from moebench.plugins import vet
     from moebench.systems import registry
 
     vet(registry.names())
-    for lost in registry.misnamed():
-        click.echo(f"moebench: package {lost.package}: its system {lost.name} is left out: {lost.reason}", err=True)
+    tell_left_out()
     return [
         {"name": name, "title": s.title, "package": registry.package_of(name) or "moebench", "source": s.source}
         for name, s in registry.systems().items()

@@ -186,12 +186,15 @@ def _check_timeout(timeout_s: float | None, cases: Sequence["Case"]) -> None:
 
 
 def _prepared(suite: str, engine: str, settings: dict[str, str], quick: bool, filters: dict[str, tuple]) -> "Plan":
+    from moebench.cli.left_out import tell_left_out
     from moebench.plan import Filters
     from moebench.run import prepare
     from moebench.workloads.load import load_suite
 
     chosen = {_CHOICES[name]: tuple(values) for name, values in filters.items()}
-    return prepare(load_suite(suite), Filters(**chosen, overrides=settings, quick=quick), engine)
+    ready = prepare(load_suite(suite), Filters(**chosen, overrides=settings, quick=quick), engine)
+    tell_left_out()
+    return ready
 
 
 def _settings(settings: Sequence[str], rates: "Mapping[str, str]") -> dict[str, str]:
