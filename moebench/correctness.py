@@ -37,7 +37,7 @@ from moebench.workloads.layer import GateSpec
 
 RANKS = 4
 RANKS_PER_NODE = 2
-TOGETHER = 8  # trials that share a start of the ranks, which takes longer than most of them
+TOGETHER = 16  # trials that share a start of the ranks, which takes longer than most of them
 TIMEOUT_S, TIMEOUT_MORE_S = 60.0, 15.0  # of a trial, and for each other one beside it
 REMEMBERED = ("passed", "wrong", "unsupported")  # `failed` may be the machine's fault
 

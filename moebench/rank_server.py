@@ -33,6 +33,7 @@ _PRELOADED = (
     "torch.distributed",
     "torch.fx.experimental.symbolic_shapes",  # sympy; a backward from given gradients needs it, half a second a rank
     "moebench.kernels.collectives.start_wait",
+    "moebench.check_instance",  # what most ranks are started for, with all systems and rules
 )
 
 

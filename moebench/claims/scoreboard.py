@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -83,14 +84,23 @@ class Score:
         }
 
 
+# A run prints its scores and then reports them: chance takes seconds to estimate.
+_SCORED: "WeakKeyDictionary[Evidence, tuple[Suite, list[Score]]]" = WeakKeyDictionary()
+
+
 def scoreboard(suite: Suite, folder: RunFolder | None = None) -> list[Score]:
     """The scores of a suite's paper over a run, or over no results at all. Empty where the suite has no paper."""
     if suite.reported is None:
         return []
     evidence = Evidence.of(folder) if folder else Evidence()
+    known = _SCORED.get(evidence)
+    if known is not None and known[0] == suite:
+        return list(known[1])
     note = f"{changed}: " if folder and (changed := what_if(folder)) else ""
     scores = [score(claim, suite, evidence) for claim in claims_of(suite.reported)]
-    return [replace(s, why=note + s.why) if note and s.obtained is not None else s for s in scores]
+    scores = [replace(s, why=note + s.why) if note and s.obtained is not None else s for s in scores]
+    _SCORED[evidence] = suite, scores
+    return list(scores)
 
 
 def unscored(paper: str) -> list[Score]:

@@ -6,6 +6,7 @@ such line (a torn line, half a case) is known to be incomplete. How the JSON is 
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from io import BytesIO
@@ -140,8 +141,9 @@ def repeated(file: Path) -> tuple[int, str] | None:
 def _items(file: Path, only: Sequence[bytes] = ()) -> Iterator[tuple[int, dict[str, Any], bool]]:
     """Line number and object of each row, and whether it is its case's last; of lines that hold one of `only`."""
     data = read(file)
+    holds_one = re.compile(b"|".join(map(re.escape, only))).search  # of anything, where there is nothing to look for
     for number, line in enumerate(BytesIO(data[: whole_bytes(data, file)]), 1):  # one at a time: a file may be large
-        if not line.strip() or (only and not any(text in line for text in only)):
+        if not line.strip() or not holds_one(line):
             continue
         where = f"{file}, line {number}"
         try:
