@@ -41,11 +41,16 @@ def captured(shape, ranks):
     return step
 
 
-def pipelines(step, parts):
-    """Ranges around every MoE layer, all in so many parts."""
+@cache
+def planned(step):
+    """Ranges around every MoE layer."""
     free = PartTimes(even_part_s(TIMES, 0.0), lambda nbytes: 0.0)
-    found = plan_partition(step, TIMES, free, Limits(groups_between=3)).pipelines
-    return [replace(one, parts=parts) for one in found]
+    return plan_partition(step, TIMES, free, Limits(groups_between=3)).pipelines
+
+
+def pipelines(step, parts):
+    """Those ranges, all in so many parts."""
+    return [replace(one, parts=parts) for one in planned(step)]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -24,7 +24,7 @@ from tests.systems.lancet.models import SMALL, data_of, model_of
 def captured(ranks, batch_size=8, sequence=12):
     """A step on paper."""
     group = described_group(ranks)
-    shape = replace(SMALL, batch_size=batch_size, sequence=sequence)
+    shape = replace(SMALL, layers=2, batch_size=batch_size, sequence=sequence)
     return with_gradient_sync(capture(model_of(shape, group, "meta"), data_of(shape, device="meta")), group)
 
 
