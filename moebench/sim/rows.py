@@ -41,12 +41,10 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
         )
     ]  # fmt: skip
 
+    found: list[tuple[str, str, np.ndarray, dict[str, Any]]] = []
+
     def add(metric: str, unit: str, values: Any, **detail: Any) -> None:
-        values = np.atleast_1d(np.asarray(values, dtype=float))
-        interval: dict[str, Any] = dict(_interval(values[1:])) if len(values) > 1 else {}
-        if metric in drawn_metrics:
-            interval["draws"] = tuple(float(f"{value:.6g}") for value in np.where(replay.fits, values, np.nan))
-        rows.append(row_of(case, hardware, metric, unit, float(values[0]), detail=detail, **interval))
+        found.append((metric, unit, np.atleast_1d(np.asarray(values, dtype=float)), detail))
 
     if fits:
         for (region, phase), time_s in sorted(replay.region_time_s.items()):
@@ -66,6 +64,12 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
     if pressure is not None:
         add("port_pressure", "1", pressure)
     _add_counts(add, programs[replay.reference])
+    intervals = _intervals([values[1:] for _, _, values, _ in found])
+    for (metric, unit, values, detail), interval in zip(found, intervals):
+        rest: dict[str, Any] = dict(interval)
+        if metric in drawn_metrics:
+            rest["draws"] = tuple(float(f"{value:.6g}") for value in np.where(replay.fits, values, np.nan))
+        rows.append(row_of(case, hardware, metric, unit, float(values[0]), detail=detail, **rest))
     return rows
 
 
@@ -96,6 +100,20 @@ def _add_counts(add: Any, program: Program) -> None:
     add("launches", "1", sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK))
     add("host_syncs", "1", sum(op.kind == "host-read" for op in program.ops))
     add("collectives", "1", sum(op.collective is not None for op in program.ops))
+
+
+def _intervals(all_values: Sequence[np.ndarray]) -> list[dict[str, float]]:
+    """`_interval` of each; of those that have as many draws as the longest, all at once."""
+    most = max(map(len, all_values), default=0)
+    if most < 2:
+        return [{} for _ in all_values]
+    usual = [place for place, values in enumerate(all_values) if len(values) == most]
+    found = [{} if len(values) == most else _interval(values) for values in all_values]
+    table = np.stack([all_values[place] for place in usual])
+    for place, low, high in zip(usual, *np.percentile(table, INTERVAL, axis=1).tolist()):
+        is_known = not np.isnan(low + high)
+        found[place] = {"low": low, "high": high} if is_known else _interval(all_values[place])
+    return found
 
 
 def _interval(values: np.ndarray) -> dict[str, float]:
