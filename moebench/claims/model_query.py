@@ -68,10 +68,10 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     experiment = experiment_of(claim, suite)
     if not isinstance(experiment, ModelExperiment):
         raise CantAnswer(f"experiment {experiment.name} is not about models")
-    planned = [
-        (Reading(one.name, place == 0), points_of(claim, experiment, one))
-        for place, one in enumerate(experiment.readings)
-    ]
+    distinct: dict[tuple[Point, ...], Reading] = {}  # readings that come to the same points count once
+    for place, one in enumerate(experiment.readings):
+        distinct.setdefault(tuple(points_of(claim, experiment, one)), Reading(one.name, place == 0))
+    planned = [(reading, points) for points, reading in distinct.items()]
     engine, tables = _tables(evidence, experiment)
     found, lacking = [], 0
     for reading, points in planned:
