@@ -43,7 +43,6 @@ OPERATIONS: Mapping[str, Operation] = {
     "layout_inverse": Operation((*_ROUTES, "d_model")),
     "permute": Operation((*_ROUTES, "d_model")),
     "unpermute": Operation((*_ROUTES, "d_model")),
-    "rms_norm": Operation(("tokens", "d_model")),
     "grouped_gemm": Operation(("tokens", "experts", "d_model", "d_ffn")),
     "activation": Operation(("tokens", "d_ffn"), ("relu", "gelu", "swiglu")),
     "expert_ffn": Operation(("tokens", "experts", "d_model", "d_ffn"), ("relu", "gelu", "swiglu")),

@@ -243,11 +243,6 @@ def _expert_ffn(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     return _Leaf(x_LND), _Leaf(w1_LDF), _Leaf(w2_LFD), third, w.variant
 
 
-def _rms_norm(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
-    columns, dtype = w.d_model or 0, torch_dtype(w.dtype)
-    return _Leaf(source.normal(w.tokens, columns, dtype=dtype)), _Leaf(source.normal(columns, dtype=dtype))
-
-
 def _quantise_fp8(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     return source.normal(w.tokens, w.d_model or 0, dtype=torch_dtype(w.dtype)), w.variant
 
@@ -265,7 +260,6 @@ _ARGUMENTS: Mapping[str, Callable[[KernelWorkload, _Source], tuple[Any, ...]]] =
     "layout_inverse": _layout_inverse,
     "permute": _permute,
     "unpermute": _unpermute,
-    "rms_norm": _rms_norm,
     "grouped_gemm": _grouped_gemm,
     "activation": _activation,
     "expert_ffn": _expert_ffn,

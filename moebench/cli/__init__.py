@@ -37,7 +37,14 @@ VERBS = {
 }
 _FILES = {"list": "list_", "new-system": "new_system", "import": "import_", "record-routing": "record_routing"}
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, what a shell shows for any other program
+_MOST_CHARACTERS = 4000  # of an error: a file may hold a key of ten million
 _NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
+
+
+def _shortened(text: str) -> str:
+    """The start and the end of what is too long for any terminal."""
+    half = _MOST_CHARACTERS // 2
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]} [...] {text[-half:]}"
 
 
 class _ClosedPipe(Exception):
@@ -106,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args=None if arguments is None else list(arguments), prog_name="moebench", standalone_mode=False
         )
     except InputError as error:
-        click.echo(f"moebench: {error}", err=True)
+        click.echo(f"moebench: {_shortened(str(error))}", err=True)
         sys.exit(2)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

@@ -31,8 +31,13 @@ def command(
     from moebench.compare.trend import trend
     from moebench.report.index_view import write_index
     from moebench.results.store import storage
+    from moebench.workloads.errors import InputError
 
-    found = trend(read_runs(folder, metrics, since, last), find_rules(config))
+    history = read_runs(folder, metrics, since, last)
+    if not (history.runs or history.others):
+        why = f"; left out: {history.left_out[0]}" if history.left_out else ""
+        raise InputError(f"{folder}: no run{why}")
+    found = trend(history, find_rules(config))
     path = output or folder / "index.html"
     with storage(path):
         write_index(found, folder, path)

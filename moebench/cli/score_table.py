@@ -12,16 +12,16 @@ from moebench.claims.words import DEFINITIONS
 from moebench.cli.tables import GAP, output_width, widths_of, wrapped
 
 LEAST_WHY = 56  # columns that the reasons need to stand beside the numbers
-COLUMNS = ("claim", "reported", "obtained", "5-95 %", "verdict")
+COLUMNS = ("claim", "reported", "obtained", "5-95 % of all draws", "verdict")
 NUMBERS = COLUMNS[1:4]
 
 SYMBOLS = {
-    v.REPRODUCED: "✓",
+    v.REPRODUCED: "✔",
     v.DIRECTION_ONLY: "≈",
     v.CONTRADICTED: "✗",
     v.CALIBRATED: "≡",
     v.DEPENDS: "◐",
-    v.NOT_RUN: "–",
+    v.NOT_RUN: "○",
 }
 _COLOURS = {
     v.REPRODUCED: "green",

@@ -62,7 +62,7 @@ def _claims(path: Path) -> str:
     from moebench.claims.reported import load_claims
 
     claims = load_claims(path)
-    return f"{path}: reported numbers of {path.stem}, {len(claims)} claims"
+    return f"{path}: reported numbers of {path.stem}, {len(claims)} claim{'s' * (len(claims) != 1)}"
 
 
 def _planned(path: Path) -> str:

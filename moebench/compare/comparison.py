@@ -183,6 +183,8 @@ def _state(case: CaseInfo) -> str:
 
 def rebased(base: CaseInfo, head: CaseInfo, metric: str | None) -> str:
     """What else than the code changed, of what a metric depends on (None: a case's status); or empty."""
+    if base.what_if != head.what_if:
+        return f"--set {base.what_if or 'nothing'} became {head.what_if or 'nothing'}"
     if base.hash != head.hash:
         return "the case itself changed"
     if base.torch != head.torch:

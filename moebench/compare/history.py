@@ -19,7 +19,7 @@ from moebench.compare.machine import machine_of
 from moebench.compare.metrics import DERIVED, is_exact
 from moebench.compare.read import read_json
 from moebench.compare.read_pytest import METRIC, is_pytest, read_pytest
-from moebench.compare.read_run import commit_of, part_of, torch_version
+from moebench.compare.read_run import commit_of, part_of, torch_version, what_if
 from moebench.compare.side import MEASURED_ENGINES, CaseInfo, Key
 from moebench.results import lines
 from moebench.results.rows import CPU_BOUND, TIMES, problem
@@ -87,7 +87,7 @@ class History:
     """All runs of a folder, oldest first, and the series of their values.
 
     Attributes:
-        others: runs that have no part in it: not finished, or without values of the metrics.
+        others: runs that have no part in it: not finished, what-ifs (--set), or without values of the metrics.
         left_out: why a run could not be read.
     """
 
@@ -174,7 +174,7 @@ def _fill(history: History, found: Sequence[_Found]) -> None:
 
 
 def _run(file: Path, metrics: Sequence[str]) -> _Found | None:
-    """The values of a run folder; none where it is not finished."""
+    """The values of a run folder; none where it is not finished, or a what-if."""
     record = read_json(file)
     lines.check_version(record.get("schema_version") if isinstance(record, dict) else None, file)
     try:
@@ -186,10 +186,10 @@ def _run(file: Path, metrics: Sequence[str]) -> _Found | None:
             int(record["cases"]), file.parent, record["finished"] is not None,
         )  # fmt: skip
         time = _time(str(record["created"]), f"{file}: created")
-        cost_model = environment.get("cost_model")
+        cost_model, changed = environment.get("cost_model"), what_if(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file}: not what moebench writes: {error}") from None
-    if not run.finished:
+    if not run.finished or changed:
         return _Found(run, time, suite, [])
     values: dict[Key, tuple[Key, str, str, float, CaseInfo]] = {}
     for item in _rows(file.parent / RESULTS_FILE, metrics):

@@ -46,7 +46,16 @@ def empty_side(name: str, record: Mapping[str, Any]) -> Side:
         finished=record["finished"] is not None,
         whole=not any(filters.values()),
         environment=versions_of(environment),
+        what_if=what_if(record),
     )
+
+
+def what_if(record: Mapping[str, Any]) -> str:
+    """What --set made of the machine, as it was written; what an emulated network was really given is no what-if."""
+    if record["engine"] == "cluster":
+        return ""
+    overrides = record["filters"].get("overrides") or {}
+    return plain(", ".join(f"{name}={text}" for name, text in overrides.items()), 200)
 
 
 def commit_of(environment: Mapping[str, Any]) -> str:
@@ -86,8 +95,9 @@ class _Reader:
             machine = self.digests.get(item["topology"]) or None
             reason = plain(item.get("reason", "")) if status != "passed" else ""
             self.side.cases[place] = CaseInfo(
-                plain(item["case_hash"]), self.torch, self.cost_model, machine and machine[:12], status, reason
-            )
+                plain(item["case_hash"]), self.torch, self.cost_model, machine and machine[:12], status, reason,
+                self.side.what_if,
+            )  # fmt: skip
         value = item["value"]
         if value is None or metric in DERIVED:
             return

@@ -42,6 +42,7 @@ def print_comparison(comparison: Comparison, everything: bool = False, strict: b
 def title(side: Side) -> str:
     """What a side is, in one line."""
     facts = [side.name, f"suite {side.suite}", side.created, side.commit and f"commit {side.commit[:12]}"]
+    facts += [side.what_if and f"what if {side.what_if}"]
     return ", ".join(fact for fact in facts if fact)
 
 

@@ -66,6 +66,7 @@ class CaseInfo:
         hash: of everything that the suite and the user chose.
         torch, cost_model: versions; machine: digest of the described machine. None where nothing says.
         status: `passed`, or why it has no number, with the reason.
+        what_if: what --set made of the machine; empty without it.
     """
 
     hash: str
@@ -74,6 +75,7 @@ class CaseInfo:
     machine: str | None = None
     status: str = "passed"
     reason: str = ""
+    what_if: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Side:
         machine: None where nothing was measured.
         finished: whether every planned case has rows; whole: whether nothing of the suite was left out on purpose.
         environment: versions that may move a measured time, to be named where they differ.
+        what_if: what --set made of the machine; empty without it.
         path: of a run folder; lines: first and last line of what it says of a Key, or of a case under an engine.
     """
 
@@ -117,6 +120,7 @@ class Side:
     cases: dict[tuple[str, str], CaseInfo] = field(default_factory=dict)
     exact: dict[Key, Exact] = field(default_factory=dict)
     samples: dict[Key, Samples] = field(default_factory=dict)
+    what_if: str = ""
     path: Path | None = None
     lines: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
 

@@ -1,5 +1,6 @@
 """From a run folder to what the page's template shows: plain values, no markup but the figures."""
 
+from functools import partial
 from typing import Any
 
 import moebench
@@ -23,6 +24,7 @@ from moebench.report.claims_view import (
 from moebench.report.facts import facts_text
 from moebench.report.machines_view import machine_tables, machines_sentence
 from moebench.report.parts import Table, size
+from moebench.report.side_by_side import side_by_side
 from moebench.report.tables import anchors_of, with_lines
 from moebench.report.text import printable
 from moebench.results.lines import SCHEMA_VERSION, places
@@ -79,9 +81,13 @@ def page(folder: RunFolder) -> dict[str, Any]:
     obtained = _obtained(folder, scores)
     defaults = {name: found.conditions[0] for name, found in obtained.items()}
     present = set(frame["experiment"])
-    experiments = [
-        kinds.of(e.kind, "view")(folder, e, frame, scores) for e in suite.experiments if e.name in present
-    ]
+    experiments = side_by_side(
+        [
+            partial(kinds.of(e.kind, "view"), folder, e, frame, scores)
+            for e in suite.experiments
+            if e.name in present
+        ]
+    )
     for experiment in experiments:
         experiment["cases"] = with_lines(experiment["cases"], lines)
     cards = [

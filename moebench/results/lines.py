@@ -143,9 +143,13 @@ def _items(file: Path, only: Sequence[bytes] = ()) -> Iterator[tuple[int, dict[s
     data = read(file)
     holds_one = re.compile(b"|".join(map(re.escape, only))).search  # of anything, where there is nothing to look for
     for number, line in enumerate(BytesIO(data[: whole_bytes(data, file)]), 1):  # one at a time: a file may be large
-        if not line.strip() or not holds_one(line):
+        if not line.strip():
             continue
         where = f"{file}, line {number}"
+        if not holds_one(line):
+            if not (line.startswith(b"{") and line.rstrip().endswith(b"}")):
+                raise InputError(f"{where}: not a JSON object")
+            continue
         try:
             item = _DECODER.decode(line.removeprefix(_BYTE_ORDER_MARK).decode())
         except (ValueError, RecursionError) as error:

@@ -117,6 +117,10 @@ def without_number(case: Case, hardware: str, status: str, reason: str) -> Row:
     return row_of(case, hardware, case.workload.metric, unit, None, status=status, reason=reason)
 
 
+_NEVER_NEGATIVE = ("s", "B", "FLOP")
+_ROUNDING = 1e-4  # of draws, which are stored with fewer digits than the value
+
+
 def problem(item: Mapping[str, Any]) -> str | None:
     """Why a JSON object is no row, or None: a key is missing or unknown, or its value is of another type."""
     shape = tuple(item), tuple(map(type, item.values()))  # the rows of a file have a few between them
@@ -132,8 +136,24 @@ def problem(item: Mapping[str, Any]) -> str | None:
             return f"{name} is {str(value)[:40]}, not a finite number"
     if item.get("status", "passed") not in STATUSES:
         return f"status is {item['status']!r}, not one of: {', '.join(STATUSES)}"
-    if not all(v is None or type(v) in (float, int) for v in item.get("draws", ())):
+    draws = item.get("draws", ())
+    if not all(v is None or type(v) in (float, int) for v in draws):
         return "draws holds something else than numbers"
+    return _contradiction(item, draws)
+
+
+def _contradiction(item: Mapping[str, Any], draws: Sequence[float | None]) -> str | None:
+    """What a row says that can't be, as after an edit by hand, or None."""
+    value, metric = item.get("value"), item.get("metric")
+    if value is None:
+        if metric in SUBJECTS and item.get("status", "passed") == "passed" and not draws:
+            return f"{metric} passed and has no value"
+        return None
+    if value < 0 and item.get("unit") in _NEVER_NEGATIVE:
+        return f"value is {value}, and {metric} can't be negative"
+    nominal = draws[0] if draws else None
+    if nominal is not None and abs(value - nominal) > _ROUNDING * abs(nominal):
+        return f"value is {value}, and the first draw, the nominal one, {nominal}"
     return None
 
 

@@ -77,8 +77,8 @@ def test_an_unfinished_run_does_not_count(moebench, run):
 def test_the_table_shows_symbol_and_word(moebench, run):
     """Verdicts are told by word and symbol, and the null model stands below."""
     said = moebench("claims", run)
-    assert "✓ reproduced" in said.out
-    assert "– not run" in said.out
+    assert "✔ reproduced" in said.out
+    assert "○ not run" in said.out
     assert "2 of 6 judged claims reproduced" in said.out
     assert '"no difference" would reproduce 0' in said.out
 

@@ -25,8 +25,9 @@ def run(fake, moebench, in_folder):
     return in_folder / "runs" / "one"
 
 
-def test_each_figure_has_a_line(moebench, drawn, in_folder):
+def test_each_figure_has_a_line(moebench, drawn, in_folder, monkeypatch):
     """Without a run what was reported is drawn alone; the others say why they aren't."""
+    monkeypatch.setenv("COLUMNS", "200")
     said = moebench("figures", "--suite", "hetu", "--format", "svg")
     assert said.status == 0
     assert "no finished run of suite hetu" in said.err

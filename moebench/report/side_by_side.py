@@ -1,0 +1,42 @@
+"""Parts of a page worked out side by side: drawing takes most of a report's time, and its sections share nothing."""
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import TypeVar
+
+from moebench.local.child import usable_cores
+
+T = TypeVar("T")
+_tasks: Sequence[Callable[[], object]] = ()
+
+
+def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Results of `tasks` in their order, from a process a core where the system can copy this one.
+
+    A copy has everything that the tasks read, rows and all; only results travel, by pickle. The tasks may compute no
+    tensors: torch's threads don't survive the copying.
+    """
+    global _tasks
+    cores = min(len(usable_cores()), len(tasks))
+    if cores < 2 or sys.platform != "linux":
+        return [task() for task in tasks]
+    import moebench.report.figures  # noqa: F401  # once, before there are copies
+
+    _tasks = tasks
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of copying a process with threads, which wait here
+            with ProcessPoolExecutor(cores, mp_context=get_context("fork")) as pool:
+                return list(pool.map(_result, range(len(tasks))))  # type: ignore[arg-type]
+    except BrokenProcessPool:  # a copy was killed, as where memory ran out
+        return [task() for task in tasks]
+    finally:
+        _tasks = ()
+
+
+def _result(index: int) -> object:
+    return _tasks[index]()
