@@ -142,6 +142,9 @@ def _notes(found: Comparison) -> list[str]:
     for name, side in (("base", base), ("head", head)):
         if not side.finished:
             notes.append(f"{name} is not finished: it holds {len(side.cases)} cases so far")
+    absent = len(base.cases.keys() - head.cases.keys())
+    if absent and not head.whole:
+        notes.append(f"head is a narrowed run: {absent} cases of base were not asked for, and none of them is missing")
     if base.is_measured and head.is_measured:
         for what in sorted(base.environment.keys() | head.environment.keys()):
             ours, theirs = base.environment.get(what, "-"), head.environment.get(what, "-")

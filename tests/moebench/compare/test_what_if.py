@@ -33,6 +33,17 @@ def test_the_reason_is_what_was_set(runs, capsys):
     assert "the case itself changed" not in said.out
 
 
+def test_a_narrowed_run_says_what_it_left_out(runs, capsys, tmp_path):
+    """Fewer systems than the base: a note with how many cases, no verdict on them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(runs.parent)
+        narrow = tmp_path / "narrow"
+        assert Moebench(capsys)(*RUN, "--system", "hetumoe", "--out", narrow).status == 0
+    said = Moebench(capsys)("compare", runs / "plain", narrow)
+    assert said.status == 0
+    assert "3 cases of base were not asked for" in said.out + said.err
+
+
 def test_a_history_has_none(runs, capsys, tmp_path):
     """One run alone has no change; a folder of what-ifs has no history, and an index of nothing is refused."""
     assert "300us" not in Moebench(capsys)("trend", runs).out
