@@ -8,7 +8,7 @@ from moebench.claims.evidence import Evidence
 from moebench.claims.exchange_scope import Choice, Point, conditions, exchanges_of, sides_of
 from moebench.claims.finding import NO_CASE, WORDS, words_over
 from moebench.claims.needs import Curves, needs, needs_words
-from moebench.claims.query import ENGINES, Condition, Obtained, drawn, reduced, speedups
+from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number, reduced, speedups
 from moebench.claims.reported import Claim
 from moebench.claims.scope import CantAnswer
 from moebench.results.rows import Row
@@ -31,7 +31,7 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     found, lacking, default_reason = [], 0, ""
     for choice, points in planned:
         have = [p for p in points if all((p, side) in rows for side in sides)]
-        reason = next((r for p in have for side in sides if (r := _no_number(rows[p, side]))), "")
+        reason = next((r for p in have for side in sides if (r := no_number(rows[p, side], may_lack=False))), "")
         if choice.is_default:
             lacking, default_reason = len(points) - len(have), reason
         if not have or reason or (len(have) < len(points) and not choice.is_default):
@@ -57,10 +57,6 @@ def _rows(evidence: Evidence, experiment: ExchangeExperiment, points: Sequence[P
             by_engine[row.engine].setdefault((point, row.system), row)
     engine = max(ENGINES, key=lambda name: len(by_engine[name]))
     return engine, by_engine[engine]
-
-
-def _no_number(row: Row) -> str:
-    return "" if row.status in ("passed", "out-of-memory") else f"{row.case} is {row.status}: {row.reason}"
 
 
 def _condition(

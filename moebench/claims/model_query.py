@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.claims.evidence import Evidence
-from moebench.claims.query import ENGINES, Condition, Obtained, reduced, speedups
+from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number, reduced, speedups
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with, readings
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
 from moebench.plan_models import workload_of
@@ -75,7 +75,12 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     engine, tables = _tables(evidence, experiment)
     found, lacking = [], 0
     for reading, points in planned:
-        condition, absent = _condition(claim, reading, points, tables)
+        try:
+            condition, absent = _condition(claim, reading, points, tables)
+        except CantAnswer:
+            if reading.is_default:
+                raise
+            continue
         if reading.is_default:
             lacking = absent
         if condition is not None and (reading.is_default or not absent):
@@ -109,7 +114,9 @@ def points_of(claim: Claim, experiment: ModelExperiment, reading: ModelReading) 
             for gate in gates:
                 nodes, _, per_node = size.partition("x")
                 workload = workload_of(experiment, reading, model, gate, gpu, int(nodes) * int(per_node))
-                found.append(Point(model, gate.label, workload.shape.batch_size, workload.dtype, f"{size}-{gpu}"))
+                point = Point(model, gate.label, workload.shape.batch_size, workload.dtype, f"{size}-{gpu}")
+                if named(claim, "batch_size", (point.batch_size,)) and named(claim, "dtype", (point.dtype,)):
+                    found.append(point)
     if not found:
         raise CantAnswer(f"experiment {experiment.name} has no case of the claim's scope")
     return found
@@ -142,9 +149,12 @@ def _condition(
     if claim.relation == "finding":
         return _finding(claim, reading, points, steps, topologies)
     metric = claim.metric.removeprefix("max_").removeprefix("mean_").removeprefix("min_")
+    rivals = _rivals(claim, systems) if metric in (SPEEDUP, REDUCTION) else []
+    _check_numbers(steps, points, (own,), may_lack=False)
+    _check_numbers(steps, points, rivals, may_lack=True)
     if metric == SPEEDUP:
         have = [p for p in points if _best(steps, p, own, systems) is not None]
-        names = [own, *_rivals(claim, systems)]
+        names = [own, *rivals]
         best = [[_best(steps, p, name, systems) for p in have] for name in names]
         used = [row for own_rows in best for row in own_rows]
         times = _drawn(best)
@@ -181,7 +191,9 @@ def _finding(
 ) -> tuple[Condition | None, int]:
     """A word about several cases: whether a system runs out of memory; whether both passes beat either alone."""
     if claim.value == OUT_OF_MEMORY:
-        rows = [row for p in points if (row := steps.get((p, claim.system))) is not None]
+        _check_numbers(steps, points, (claim.system,), may_lack=True)
+        have = [p for p in points if (p, claim.system) in steps]
+        rows = [row for p in have if (row := steps[p, claim.system]).status != "unsupported"]
         if not rows:
             return None, len(points)
         seen = {row.status if row.status == OUT_OF_MEMORY else "fits" for row in rows}
@@ -191,6 +203,7 @@ def _finding(
     elif claim.baseline == EITHER:
         listed = {reading.name: reading.baselines for reading in readings(claim.paper)}
         names = (claim.system, *listed[EITHER], *listed[NEITHER])
+        _check_numbers(steps, points, names, may_lack=False)
         have = [p for p in points if all((p, s) in steps and steps[p, s].value for s in names)]
         if not have:
             return None, len(points)
@@ -200,7 +213,8 @@ def _finding(
     else:
         raise CantAnswer(f"no query for the finding {claim.value!r} yet")
     words = np.array([word], dtype=object)
-    return Condition(reading, values, np.array([""], dtype=object), where, words, cases=cases), 0
+    missing = np.array([""], dtype=object)
+    return Condition(reading, values, missing, where, words, cases=cases), len(points) - len(have)
 
 
 def _ablation(points: Sequence[Point], steps: Table, names: Sequence[str]) -> tuple[str, np.ndarray]:
@@ -221,9 +235,21 @@ def _ablation(points: Sequence[Point], steps: Table, names: Sequence[str]) -> tu
     by_place: dict[tuple[str, str], list[float]] = {}
     for p in points:  # models in the suite's order, the deeper one last
         by_place.setdefault((p.gate, p.topology), []).append(slower(p, unmoved))
-    if not all(lost[-1] > lost[0] for lost in by_place.values() if len(lost) > 1):
+    compared = [lost for lost in by_place.values() if len(lost) > 1]
+    if not compared:
+        return "both better than either; of one model only", gains
+    if not all(lost[-1] > lost[0] for lost in compared):
         return "both better than either; the deeper model does not lose more without dW scheduling", gains
     return "", gains
+
+
+def _check_numbers(steps: Table, points: Sequence[Point], names: Sequence[str], may_lack: bool) -> None:
+    """Raise CantAnswer where a row of one of the systems is wrong or failed, which is no result."""
+    for (point, system), row in steps.items():
+        if point in points and any(_is(name, system) for name in names):
+            reason = no_number(row, may_lack)
+            if reason:
+                raise CantAnswer(reason)
 
 
 def _is(name: str, system: str) -> bool:
@@ -261,13 +287,9 @@ def _exposed(steps: Table, exposed: Table, point: Point, name: str, systems: Seq
 def _drawn(rows: Sequence[Sequence[Row | None]]) -> np.ndarray:
     """[systems, points, draws]; NaN where there is no number."""
     draws = max((len(row.draws) for own in rows for row in own if row is not None), default=1) or 1
-
-    def one(row: Row | None) -> np.ndarray:
-        if row is None or (row.value is None and not row.draws):
-            return np.full(draws, np.nan)
-        return np.array(row.draws, dtype=float) if row.draws else np.full(draws, row.value)
-
-    return np.array([[one(row) for row in own] for own in rows]).reshape(len(rows), -1, draws)
+    absent = np.full(draws, np.nan)
+    found = [[absent if row is None else drawn(row, draws) for row in own] for own in rows]
+    return np.array(found).reshape(len(rows), -1, draws)
 
 
 def _value(row: Row) -> float:

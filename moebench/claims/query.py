@@ -147,7 +147,8 @@ def obtain(claim: Claim, suite: Suite, times: StepTimes) -> Obtained:
     for sides, (assumption, its_points) in product(readings, planned):
         is_default = sides.is_default and assumption.is_default
         have = [p for p in its_points if all((p, s) in rows for s in sides.systems)]
-        reason = next((r for p in have for s in sides.systems if (r := _no_number(rows[p, s], s, sides))), "")
+        lacks = {s: sides.may_lack and s != sides.systems[0] for s in sides.systems}
+        reason = next((r for p in have for s in sides.systems if (r := no_number(rows[p, s], lacks[s]))), "")
         if is_default:
             lacking, default_reason = len(its_points) - len(have), reason
         if not have or reason or (len(have) < len(its_points) and not is_default):
@@ -202,10 +203,10 @@ def _engine(its_points: Sequence[Point], systems: Sequence[str], times: StepTime
     return max(ENGINES, key=coverage)
 
 
-def _no_number(row: Row, system: str, sides: Sides) -> str:
-    """Why a row has no number, unless it is out of memory, which is a result, or of a baseline without such a layer."""
-    may_lack = sides.may_lack and system != sides.systems[0] and row.status == "unsupported"
-    return "" if row.status in ("passed", "out-of-memory") or may_lack else f"{row.case} is {row.status}: {row.reason}"
+def no_number(row: Row, may_lack: bool) -> str:
+    """Why a row has no number, unless it is out of memory, which is a result, or of a system that may lack the case."""
+    is_result = row.status in ("passed", "out-of-memory") or (may_lack and row.status == "unsupported")
+    return "" if is_result else f"{row.case} is {row.status}: {row.reason}"
 
 
 def _condition(

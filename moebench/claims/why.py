@@ -33,6 +33,11 @@ def quantity(claim: Claim, value: float | str | None) -> str:
     return f"{value:.4g}" if claim.kind == EXACT else f"{value:.4g} {claim.unit}"
 
 
+def quantities(claim: Claim, low: float | None, high: float | None) -> str:
+    """`1.1x to 1.3x`, or nothing."""
+    return "" if low is None or high is None else f"{quantity(claim, low)} to {quantity(claim, high)}"
+
+
 def reported(claim: Claim) -> str:
     """The reported value with its relation: `up to 8.1x`."""
     return _RELATION[claim.relation] + quantity(claim, claim.value)

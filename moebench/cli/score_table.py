@@ -7,7 +7,7 @@ import click
 
 from moebench.claims import verdict as v
 from moebench.claims.scoreboard import Score, summary
-from moebench.claims.why import quantity, reported
+from moebench.claims.why import quantities, quantity, reported
 from moebench.claims.words import DEFINITIONS
 from moebench.cli.tables import GAP, output_width, widths_of, wrapped
 
@@ -69,7 +69,8 @@ def legend(scores: Sequence[Score]) -> list[str]:
 def _cells(score: Score, symbols: dict[str, str]) -> list[str]:
     obtained = "" if score.obtained is None else quantity(score.claim, score.obtained)
     word = f"{symbols.get(score.verdict, '')} {score.verdict}".strip()
-    return [score.claim.id, reported(score.claim), obtained, _interval(score), word]
+    interval = quantities(score.claim, score.low, score.high)
+    return [score.claim.id, reported(score.claim), obtained, interval, word]
 
 
 def _beside(scores: Sequence[Score], rows: Sequence[Sequence[str]], room: int) -> list[str]:
@@ -103,9 +104,3 @@ def _blocks(scores: Sequence[Score], rows: Sequence[Sequence[str]], width: int) 
         lines += [f"{head}{GAP}{', '.join(numbers)}"] if fits else [head, wrapped(", ".join(numbers), width, "    ")]
         lines.append(wrapped(why(score), width, "    "))
     return lines
-
-
-def _interval(score: Score) -> str:
-    if score.low is None or score.high is None:
-        return ""
-    return f"{quantity(score.claim, score.low)} to {quantity(score.claim, score.high)}"

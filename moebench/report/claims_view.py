@@ -11,12 +11,12 @@ from moebench.claims import verdict as v
 from moebench.claims.query import Condition, Obtained, reduction
 from moebench.claims.reported import RATIO, Claim
 from moebench.claims.scoreboard import Score, summary
-from moebench.claims.why import quantity, reported
+from moebench.claims.why import quantities, quantity, reported
 from moebench.claims.words import claim_words, experts_words, factor_words, level_words, listed
 from moebench.compare.escape import plain
 from moebench.report.figures import deciding_figure, map_figure
 from moebench.report.machines_view import meaning
-from moebench.report.parts import Drawn, Figure, Linked, Table, figure, interval, number, percent, times
+from moebench.report.parts import Drawn, Figure, Linked, Table, figure, number, percent, times
 from moebench.workloads.machine import Parameter
 
 # Verdict -> (tone of the page's colours, symbol); the word always stands beside them.
@@ -34,7 +34,6 @@ def card(score: Score, default: Condition | None) -> dict[str, Any]:
     """What the page shows of one claim; `default` is what was obtained under the default assumptions."""
     claim = score.claim
     tone, symbol = LOOKS[score.verdict]
-    unit = _unit(claim)
     return {
         "id": claim.id,
         "experiment": claim.experiment,
@@ -46,9 +45,9 @@ def card(score: Score, default: Condition | None) -> dict[str, Any]:
         "reported": reported(claim),
         "obtained": quantity(claim, score.obtained) if score.obtained is not None else "–",
         "machine": "the default machine" if len(score.conditions) > 1 else "",
-        "own_interval": own_interval(default, unit),
+        "own_interval": own_interval(claim, default),
         "own_label": _own_label(claim, default),
-        "interval": interval(score.low, score.high, unit) if len(score.conditions) > 1 else "",
+        "interval": quantities(claim, score.low, score.high) if len(score.conditions) > 1 else "",
         "error": "" if score.error is None else percent(score.error),
         "engine": score.engine or "",
         "why": _sentence_case(score.why),
@@ -71,14 +70,10 @@ def score_table(scores: Sequence[Score], defaults: Mapping[str, Condition]) -> T
         claim, (tone, symbol) = score.claim, LOOKS[score.verdict]
         obtained = quantity(claim, score.obtained) if score.obtained is not None else "–"
         verdict = Drawn(f'<span class="verdict {tone}"><span aria-hidden="true">{symbol}</span> {score.verdict}</span>')
-        own = own_interval(defaults.get(claim.id), _unit(claim))
+        own = own_interval(claim, defaults.get(claim.id))
         rows.append([Linked(sentence(claim), claim_key(score)), verdict, reported(claim), obtained, own])
     columns = ["claim", "verdict", "reported", "obtained", "5–95 % of its draws"]
     return Table(columns, rows, "The claims, a line each", frozenset(columns[4:]))
-
-
-def _unit(claim: Claim) -> str:
-    return "x" if claim.kind == RATIO else f" {claim.unit}"
 
 
 def _own_label(claim: Claim, default: Condition | None) -> str:
@@ -88,7 +83,7 @@ def _own_label(claim: Claim, default: Condition | None) -> str:
     return "5–95 % of its draws" + (words.get(reduction(claim), "") if ranges else "")
 
 
-def own_interval(default: Condition | None, unit: str = "x") -> str:
+def own_interval(claim: Claim, default: Condition | None) -> str:
     """5 to 95 % of the draws under the default assumptions."""
     if default is None or default.words is not None:
         return ""
@@ -97,7 +92,7 @@ def own_interval(default: Condition | None, unit: str = "x") -> str:
     if known.size < 2:
         return ""
     low, high = np.percentile(known, (5, 95))
-    return interval(float(low), float(high), unit)
+    return quantities(claim, float(low), float(high))
 
 
 def sentence(claim: Claim) -> str:

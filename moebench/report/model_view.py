@@ -75,6 +75,8 @@ def _answer(experiment: ModelExperiment, steps: pd.DataFrame, baseline: str) -> 
     if found.empty:
         return ""
     values = found["speedup"].to_numpy(dtype=float)
+    if len(values) == 1:
+        return f"{experiment.systems[0]} is {number(values[0])} times as fast as {baseline} at one point."
     return (
         f"{experiment.systems[0]} is {number(values.min())} to {number(values.max())} times as fast as {baseline} at "
         f"{len(values)} points, {number(values.mean())} on average."

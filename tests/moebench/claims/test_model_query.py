@@ -18,14 +18,18 @@ CLAIMS = {claim.id: claim for claim in claims_of("lancet")}
 
 
 def judged(name, times, metric="step_time", lacking=(), **other):
-    """The score of a claim where `times(case)` is each case's seconds; None: it does not run. `other` adds metrics."""
+    """The score of a claim where `times(case)` is each case's seconds or its status; None: unsupported.
+
+    Args:
+        other: values of further metrics.
+    """
     rows = []
     for case in CASES:
         if case.experiment != CLAIMS[name].experiment or case.system in lacking:
             continue
         seconds = times(case)
-        if seconds is None:
-            rows.append(without_number(case, "gpu", "unsupported", "because"))
+        if seconds is None or isinstance(seconds, str):
+            rows.append(without_number(case, "gpu", seconds or "unsupported", "because"))
             continue
         rows.append(row_of(case, "gpu", "step_time", "s", seconds, draws=(seconds, 0.9 * seconds, 1.1 * seconds)))
         rows.extend(row_of(case, "gpu", key, "1", value(case)) for key, value in other.items())
@@ -112,6 +116,30 @@ def test_findings_are_words():
     assert judged("lancet-ablation", times(0.9)).obtained == "both better than either at 2 of 4 cases"
     fits = judged("lancet-oom", by_system(lancet=1.0, raf=1.0, tutel=1.0, deepspeed=1.0))
     assert (fits.verdict, fits.obtained) == (v.CONTRADICTED, "fits")
+    out = judged("lancet-oom", by_system(lancet=1.0, raf=1.0, tutel=1.0, deepspeed="out-of-memory"))
+    assert (out.verdict, out.obtained) == (v.REPRODUCED, "out-of-memory")  # the gate that it lacks says nothing
+
+
+def test_half_of_the_cases_are_no_finding():
+    """Of one model nothing is said about the other, and the claim is not judged."""
+    rows = [
+        row_of(case, "gpu", "step_time", "s", 1.0 if case.system == "lancet" else 2.0)
+        for case in CASES
+        if case.experiment == "ablation" and case.workload.model == "gpt2-s-moe"
+    ]
+    found = score(CLAIMS["lancet-ablation"], SUITE, Evidence(rows))
+    assert (found.verdict, found.obtained) == (v.NOT_RUN, "both better than either; of one model only")
+    assert "needs 4 cases" in found.why
+
+
+@pytest.mark.parametrize("name", ["lancet-e2e-switch-a100-max", "lancet-ablation", "lancet-oom"])
+@pytest.mark.parametrize("system", ["lancet", "raf", "deepspeed"])
+def test_what_is_wrong_is_no_result(name, system):
+    """A system or a rival that computes something else is neither beaten nor out of memory."""
+    times = by_system(**{"lancet": 1.0, "raf": 1.4, "tutel": 1.5, "deepspeed": 1.3, system: "wrong"})
+    found = judged(name, times)
+    matters = {"lancet-ablation": ("lancet", "raf"), "lancet-oom": ("deepspeed",)}.get(name, (system,))
+    assert ("is wrong: because" in found.why) == (system in matters)
 
 
 def test_what_is_not_there_is_said():
