@@ -50,6 +50,12 @@ def sorted_rows(experts_TK: Tensor, positions_TK: Tensor, counts_E: Tensor) -> T
     return rows_TK.masked_fill_(positions_TK < 0, -1)
 
 
+def weights_of_rows(weights_TK: Tensor, rows_TK: Tensor, num_rows: int) -> Tensor:
+    """The weight of each row's route [N], 0 where there is none; differentiable. -1 is no row."""
+    places = rows_TK.masked_fill(rows_TK < 0, num_rows).reshape(-1)  # one more row, which is cut off
+    return weights_TK.new_zeros(num_rows + 1).scatter(0, places, weights_TK.reshape(-1))[:num_rows]
+
+
 def permute(
     x_TD: Tensor, rows_TK: Tensor, num_rows: int, zero_unused: bool = True, check: bool = False
 ) -> Tensor:

@@ -23,7 +23,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float = 1e-6) -> Tensor:
         ValueError: wrong dtypes, shapes or devices.
     """
     _check(x_TD, weight_D)
-    return _rms_norm(x_TD, weight_D, eps)[0]
+    return rms_norm_with_inverse(x_TD, weight_D, eps)[0]
 
 
 def rms_norm_reference(x_TD: Tensor, weight_D: Tensor, eps: float = 1e-6) -> Tensor:
@@ -102,7 +102,7 @@ rms_norm_backward = define_operator(
     cost=_backward_cost,
     is_gradient=True,
 )
-rms_norm_with_inverse = _rms_norm = define_operator(
+rms_norm_with_inverse = define_operator(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     implementation=_torch_rms_norm,
     fake=_fake_rms_norm,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import Pending
+from moebench.kernels.region import region
 from moebench.systems.megascale.volumes import Sizes
 from moebench.workloads.models.decoder import DecoderShape
 
@@ -50,8 +51,8 @@ BESIDES = (
 
 
 def kept_elements(sizes: Sizes, ffn_ratio: float, keep: str) -> float:
-    """Elements of Fig 9 that a rank keeps of a layer: `all`, (2n + 2k + 3kf + 12 + 5/m) bsh/n, the layer's output
-    among them; `selective`, (2kf + 4 + 2/m) bsh/n.
+    """Elements of Fig 9 that a rank keeps of a layer: `all`, (2n + 2k + 3kf + 11 + 5/m) bsh/n, one bsh/n less than is
+    printed, as the layer's output is the next one's; `selective`, (2kf + 4 + 2/m) bsh/n.
 
     Args:
         ffn_ratio: f = F / D.
@@ -61,9 +62,8 @@ def kept_elements(sizes: Sizes, ffn_ratio: float, keep: str) -> float:
     """
     if keep not in KEPT:
         raise ValueError(f"keep is {keep!r}; choose one of {', '.join(KEPT)}")
-    names = FIG_9 if keep == "all" else SELECTIVE
     ratios = sizes.ranks, sizes.gqa_ratio, sizes.top_k, ffn_ratio
-    return sum(FIG_9[name](*ratios) for name in names) * sizes.elements / sizes.ranks
+    return sum(FIG_9[name](*ratios) for name in KEPT[keep]) * sizes.elements / sizes.ranks
 
 
 @dataclass
@@ -107,19 +107,12 @@ class State:
         for name in names:
             self.tensors.pop(name, None)
 
-    @property
-    def columns(self) -> list[int]:
-        """Of q, k and v in this rank's heads."""
-        return [one // self.group.size for one in (self.shape.queries, self.shape.keys, self.shape.keys)]
-
 
 Operator = tuple[str, Callable[[State], None]]  # region, what it does
 
 
 def run(operators: list[Operator], state: State) -> None:
     """One after another, each in its region."""
-    from moebench.kernels.region import region
-
     for name, operator in operators:
         with region(name):
             operator(state)

@@ -1,11 +1,11 @@
 """The backward as a list of operators (Fig 8b is its beginning): what was not kept is made again where its time hides
 behind a collective, and each collective runs beside products that do not need it.
 
-`g_x` is the gradient of x. Every operator reads what the ones before left and lets go what nobody reads any more.
+`g_x` is the gradient of x, `d_x` that of the weight x. Every operator reads what the ones before left and lets go what
+nobody reads any more.
 """
 
 import torch
-from torch import Tensor
 
 from moebench.kernels.activation import activate
 from moebench.kernels.collectives.start_wait import start_all_gather, start_all_to_all, start_reduce_scatter
@@ -14,9 +14,9 @@ from moebench.kernels.permute import permute, unpermute
 from moebench.kernels.rms_norm import rms_norm_backward
 from moebench.systems.megascale.chain import Operator, State
 from moebench.systems.megascale.chain_forward import (
-    by_head,
     gate_products,
     heads_of,
+    land_attn,
     norm1,
     norm2,
     scatter,
@@ -24,7 +24,7 @@ from moebench.systems.megascale.chain_forward import (
     start_tokens,
     turned,
 )
-from moebench.systems.megascale.heads import merge_heads, pack_heads
+from moebench.systems.megascale.heads import by_head, by_row, merge_heads, pack_heads, unpack_heads
 
 _activation_backward = torch.ops.moebench.activation_backward
 
@@ -140,11 +140,9 @@ def again_attn(s: State) -> None:
 
 def g_choose(s: State) -> None:
     """The router, from the routes' weights and from the balance loss."""
-    tokens = len(s["probs_TE"])
-    share_E = s["shares_M"].repeat_interleave(s.shape.experts // len(s["shares_M"]))
-    g_probs_TE = None
-    if tokens:
-        g_probs_TE = (s["g_aux"] * len(s["shares_M"]) / tokens * share_E).expand(tokens, -1)
+    tokens, devices = len(s["probs_TE"]), len(s["shares_M"])
+    share_E = s["shares_M"].repeat_interleave(s.shape.experts // devices)
+    g_probs_TE = (s["g_aux"] * devices / tokens * share_E).expand(tokens, -1)
     g_logits_TE = torch.ops.moebench.topk_gate_backward(
         g_probs_TE, s.land("g_weights_TK"), s["probs_TE"], s["experts_TK"], s.shape.renormalises
     )
@@ -176,18 +174,18 @@ def start_g_attn(s: State) -> None:
 def d_out(s: State) -> None:
     """The gradient of the output projection, meanwhile."""
     if "attn_a2a" in s.flights:
-        s["attn_a2a"] = merge_heads(s.land("attn_a2a"), s.group.size).flatten(0, 1)
+        land_attn(s)
     s["d_out_QD"] = torch.mm(s["attn_a2a"].t(), s["g_ln2_in"])
     s.drop("attn_a2a")
 
 
 def g_attend(s: State) -> None:
     """Attention's backward."""
-    inputs = heads_of(s, s["qkv_a2a"])
+    size, inputs = s.shape.head_size, heads_of(s, s["qkv_a2a"])
     grads = torch.ops.moebench.attention_backward(
-        by_head(s, s.land("g_attn")), *inputs, by_head(s, s["attn"]), s["lse"], True, s.shape.head_size**-0.5
+        by_head(s.land("g_attn"), size), *inputs, by_head(s["attn"], size), s["lse"], True, size**-0.5
     )
-    s["g_qkv_a2a"] = torch.cat([one.permute(2, 0, 1, 3).flatten(2) for one in grads], 2)
+    s["g_qkv_a2a"] = torch.cat([by_row(one) for one in grads], 2)
     s.drop("qkv_a2a", "attn")
 
 
@@ -205,7 +203,7 @@ def again_norm1(s: State) -> None:
 
 def g_turn(s: State) -> None:
     """q and k turned back."""
-    parts = s.land("g_qkv").split(s.columns, 2)
+    parts = unpack_heads(s.land("g_qkv"), s.shape, s.group.size)
     q, k, v = (merge_heads(one, s.group.size).flatten(0, 1) for one in parts)
     s["g_qkv"] = torch.cat([turned(s, q, True), turned(s, k, True), v], 1)
 
@@ -221,11 +219,6 @@ def g_norm1(s: State) -> None:
     """g_hidden, with the residual's."""
     g_TD, s["d_norm1_D"] = rms_norm_backward(s["g_ln1_out"], s["hidden"], s.weights["norm1_D"], s["inverse1"])
     s["g_hidden"] = g_TD + s["g_ln2_in"]
-
-
-def gradient_of(s: State, weight: str) -> Tensor:
-    """What the list left for a weight."""
-    return s[f"d_{weight}"]
 
 
 BACKWARD: list[Operator] = [

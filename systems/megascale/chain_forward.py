@@ -10,12 +10,12 @@ from torch import Tensor
 from moebench.kernels.activation import activate
 from moebench.kernels.collectives.start_wait import start_all_gather, start_all_to_all, start_reduce_scatter
 from moebench.kernels.grouped_gemm import grouped_gemm
-from moebench.kernels.permute import permute, unpermute
+from moebench.kernels.permute import permute, unpermute, weights_of_rows
 from moebench.kernels.rms_norm import rms_norm_with_inverse
 from moebench.kernels.rope import rope
 from moebench.systems.megascale.chain import Operator, State
-from moebench.systems.megascale.heads import merge_heads, pack_heads
-from moebench.systems.megascale.routing import device_shares, route, rows_here, weights_of_rows
+from moebench.systems.megascale.heads import by_head, by_row, merge_heads, pack_heads, unpack_heads
+from moebench.systems.megascale.routing import device_shares, route, rows_here
 
 
 def norm1(s: State) -> None:
@@ -50,19 +50,13 @@ def start_qkv(s: State) -> None:
 def attend(s: State) -> None:
     """attn of this rank's heads over all positions."""
     s["qkv_a2a"] = s.land("qkv_a2a")
-    q, k, v = heads_of(s, s["qkv_a2a"])
-    out, s["lse"] = torch.ops.moebench.attention(q, k, v, True, s.shape.head_size**-0.5)
-    s["attn"] = out.permute(2, 0, 1, 3).flatten(2)
+    out, s["lse"] = torch.ops.moebench.attention(*heads_of(s, s["qkv_a2a"]), True, s.shape.head_size**-0.5)
+    s["attn"] = by_row(out)
 
 
 def heads_of(s: State, x_SBC: Tensor) -> list[Tensor]:
     """Views of q, k and v as attention takes them."""
-    return [by_head(s, one) for one in x_SBC.split(s.columns, 2)]
-
-
-def by_head(s: State, x_SBC: Tensor) -> Tensor:
-    """[S, B, columns] as [B, heads, S, head size]."""
-    return x_SBC.unflatten(2, (-1, s.shape.head_size)).permute(1, 2, 0, 3)
+    return [by_head(one, s.shape.head_size) for one in unpack_heads(x_SBC, s.shape, s.group.size)]
 
 
 def start_attn(s: State) -> None:

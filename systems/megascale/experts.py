@@ -27,12 +27,12 @@ from moebench.kernels.collectives.start_wait import (
     start_reduce_scatter,
 )
 from moebench.kernels.host import read_ints
-from moebench.kernels.permute import permute, unpermute
+from moebench.kernels.permute import permute, unpermute, weights_of_rows
 from moebench.kernels.region import region
 from moebench.systems.megascale.ffn import run_experts, run_shared
 from moebench.systems.megascale.fp8_exchange import reduce_scatter_fp8
 from moebench.systems.megascale.overlapped import gather_and_multiply, multiply_and_reduce
-from moebench.systems.megascale.routing import Routes, rows_here, rows_of, weights_of_rows
+from moebench.systems.megascale.routing import Routes, rows_here, rows_of
 from moebench.systems.megascale.weights import Cut
 from moebench.workloads.models.decoder import DecoderShape
 

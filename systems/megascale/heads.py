@@ -41,13 +41,22 @@ class Heads:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of [S, B, columns]; the queries are the last positions of the keys'."""
         size = self.shape.head_size
-        by_head = (x.unflatten(2, (-1, size)).permute(1, 2, 0, 3) for x in (q, k, v))
-        return attention(*by_head).permute(2, 0, 1, 3).flatten(2)
+        return by_row(attention(by_head(q, size), by_head(k, size), by_head(v, size)))
 
     def out(self, y_SBQ: Tensor) -> Tensor:
         """The output projection."""
         y_TD = torch.mm(y_SBQ.reshape(-1, y_SBQ.shape[2]), self.weights["out_QD"])
         return y_TD.view(*y_SBQ.shape[:2], -1)
+
+
+def by_head(x_SBC: Tensor, size: int) -> Tensor:
+    """[S, B, columns] as [B, heads, S, head size]; a view."""
+    return x_SBC.unflatten(2, (-1, size)).permute(1, 2, 0, 3)
+
+
+def by_row(x_BHSD: Tensor) -> Tensor:
+    """The heads of a row side by side again: [S, B, columns]."""
+    return x_BHSD.permute(2, 0, 1, 3).flatten(2)
 
 
 def pack_heads(parts: tuple[Tensor, ...], ranks: int) -> Tensor:

@@ -30,6 +30,11 @@ def problem(
     Args:
         by: of attention and of the experts.
     """
+    for name, value in (("sequence", sequence), ("batch", batch)):
+        if value < 1:
+            return f"{name} = {value}: must be at least 1"
+    if chunks > 1 and by[0] != "sp" and by[1] == "ep-a2a":
+        return f"chunks = {chunks}: neither attention {by[0]} nor experts {by[1]} are cut into chunks"
     if chunks < 1 or sequence // ranks % chunks or sequence * batch // ranks % chunks:
         part_of = f"a rank's part of sequence = {sequence} and batch = {batch} on ranks = {ranks}"
         return f"chunks = {chunks} can't cut {part_of}"

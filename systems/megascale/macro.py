@@ -9,9 +9,10 @@ from torch.autograd.function import once_differentiable
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.region import region
 from moebench.systems.megascale.chain import BESIDES, KEPT, State, run
-from moebench.systems.megascale.chain_backward import BACKWARD, gradient_of
+from moebench.systems.megascale.chain_backward import BACKWARD
 from moebench.systems.megascale.chain_forward import FORWARD
 from moebench.systems.megascale.layer import DecoderLayer
+from moebench.systems.megascale.routing import balance_of_shares
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.models.decoder import DecoderShape
 
@@ -62,9 +63,7 @@ class _Listed(torch.autograd.Function):
         state["hidden"] = x_TD
         run(FORWARD, state)
         with region("gate"):
-            devices, probs_TE = layer.group.size, state["probs_TE"]
-            means_M = probs_TE.view(len(probs_TE), devices, -1).sum(2).sum(0) / max(len(probs_TE), 1)
-            aux = (state["shares_M"] * means_M).sum() * devices
+            aux = balance_of_shares(state["probs_TE"], state["shares_M"])
         ctx.kept = [name for name in (*KEPT[layer.keep], *BESIDES) if name in state]
         ctx.layer, ctx.names, ctx.batch, ctx.rows = layer, names, batch, state.rows
         ctx.save_for_backward(*weights, *(state[name] for name in ctx.kept))
@@ -81,7 +80,7 @@ class _Listed(torch.autograd.Function):
         with region("exchange"):
             state["g_next_hidden"], state["g_aux"] = g_y_TD.contiguous(), g_aux
         run(BACKWARD, state)
-        return None, None, None, state["g_hidden"], *(gradient_of(state, name) for name in ctx.names)
+        return None, None, None, state["g_hidden"], *(state[f"d_{name}"] for name in ctx.names)
 
 
 def _state(layer: ListedLayer, names: list[str], batch: int, weights: tuple[Tensor, ...]) -> State:

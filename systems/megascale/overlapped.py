@@ -20,12 +20,12 @@ from moebench.kernels.activation import activate
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_gather, start_all_gather, start_all_to_all, start_reduce_scatter
 from moebench.kernels.host import read_ints
-from moebench.kernels.permute import permute, unpermute
+from moebench.kernels.permute import permute, unpermute, weights_of_rows
 from moebench.kernels.region import region
 from moebench.systems.megascale.chunk_products import ChunkedWeight
 from moebench.systems.megascale.ffn import run_shared
 from moebench.systems.megascale.heads import Heads, merge_heads, pack_heads
-from moebench.systems.megascale.routing import Routes, Rows, rows_of, weights_of_rows
+from moebench.systems.megascale.routing import Routes, Rows, rows_of
 
 
 def project_and_send(

@@ -3,12 +3,14 @@
 n ranks of a node share every layer, p pipeline stages follow one another, d replicas of that train side by side. What a
 rank holds is counted, not measured: BF16 parameters, FP32 gradients, masters and two moments of Adam divided among the
 replicas (weights that the node's ranks hold alike: among those ranks too), and of activations what is kept of each
-layer and micro-batch under way (chain.py). Transients, logits and a library's buffers come on top.
+layer and micro-batch under way: Fig 9's tensors (chain.py) and a shared expert's two products. Numbers of rows and
+routes, transients, logits and a library's buffers come on top.
 """
 
+import math
 from dataclasses import dataclass
 
-from moebench.systems.megascale import attention, experts, pipeline
+from moebench.systems.megascale import attention, experts, pipeline, stage
 from moebench.systems.megascale import layer as layers
 from moebench.systems.megascale.chain import KEPT, kept_elements
 from moebench.systems.megascale.pipeline import StageCost
@@ -64,6 +66,9 @@ class ParallelPlan:
 
     def problem(self, model: DecoderModel) -> str | None:
         """Why the model can't be trained so, naming the numbers; None when it can."""
+        reason = stage.problem(model)
+        if reason is not None:
+            return reason
         for name in ("world", "node_ranks", "stages", "replicas", "global_batch", "micro_batch", "chunks"):
             if getattr(self, name) < 1:
                 return f"{name} = {getattr(self, name)}: must be at least 1"
@@ -102,14 +107,15 @@ class ParallelPlan:
         outside = model.vocabulary * model.shape.d_model
         kept = self._activations(model)
         found = []
-        for stage in range(self.stages):
-            ends = (stage == 0) + (stage == self.stages - 1 and not (model.tied and self.stages == 1))
-            own_alike = model.layers // self.stages * alike + ends * outside
+        for place in range(self.stages):
+            is_last = place == self.stages - 1
+            ends = (place == 0) + (is_last and not (model.tied and self.stages == 1))
+            own_alike = model.layers // self.stages * alike + ends * outside + is_last * model.shape.d_model
             own_cut = model.layers // self.stages * cut
             state = own_alike / (self.node_ranks * self.replicas) + own_cut / self.replicas
             elements = own_alike + own_cut
             found.append(
-                Held(stage, _PARAMETER * elements, _GRADIENT * elements, _STATE * state, _ACTIVATION * kept[stage])
+                Held(place, _PARAMETER * elements, _GRADIENT * elements, _STATE * state, _ACTIVATION * kept[place])
             )
         return found
 
@@ -128,13 +134,10 @@ class ParallelPlan:
         cuts = attention.cuts(self.attention_by) | experts.cuts(self.experts_by)
         alike, cut = 0, 0.0
         for name, size in sizes(model.shape).items():
-            count = 1
-            for one in size:
-                count *= one
             if cuts[name] is None:
-                alike += count
+                alike += math.prod(size)
             else:
-                cut += count / self.node_ranks
+                cut += math.prod(size) / self.node_ranks
         return alike, cut
 
     def _activations(self, model: DecoderModel) -> tuple[float, ...]:
@@ -143,6 +146,7 @@ class ParallelPlan:
         ratio, f = shape.heads / shape.kv_heads, shape.d_ffn / shape.d_model
         unit = Sizes(self.micro_batch, model.sequence, shape.d_model, self.node_ranks, ratio, shape.top_k)
         count = model.layers // (self.stages * self.chunks)
-        cost = StageCost(1.0, 2.0, count * kept_elements(unit, f, self.keep))
+        shared = 2 * self.micro_batch * model.sequence * shape.shared_ffn / self.node_ranks
+        cost = StageCost(1.0, 2.0, count * (kept_elements(unit, f, self.keep) + shared))
         some = min(self.microbatches, 4 * self.stages)
         return pipeline.compose([cost] * (self.stages * self.chunks), self.stages, some, self.chunks).kept_bytes

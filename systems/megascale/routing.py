@@ -14,6 +14,7 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.host import read_ints
 from moebench.kernels.permute import sorted_rows
 from moebench.kernels.topk_gate import topk_gate
+from moebench.systems.layer import mean_over_tokens
 from moebench.workloads.models.decoder import DecoderShape
 
 
@@ -42,13 +43,17 @@ def device_balance_loss(probs_TE: Tensor, experts_TK: Tensor, devices: int) -> T
     Raises:
         ValueError: the experts are not a multiple of the devices.
     """
-    tokens, experts = probs_TE.shape
+    experts = probs_TE.shape[1]
     if devices < 1 or experts % devices:
         raise ValueError(f"{experts} experts can't be grouped on {devices} devices")
-    if not tokens:
-        return probs_TE.sum()
-    means_M = probs_TE.view(tokens, devices, -1).sum(2).mean(0)
-    return (device_shares(experts_TK, experts, devices, probs_TE.dtype) * means_M).sum() * devices
+    return balance_of_shares(probs_TE, device_shares(experts_TK, experts, devices, probs_TE.dtype))
+
+
+def balance_of_shares(probs_TE: Tensor, shares_M: Tensor) -> Tensor:
+    """`device_balance_loss` where the shares of the devices are known."""
+    devices = len(shares_M)
+    means_M = mean_over_tokens(probs_TE.unflatten(1, (devices, -1)).sum(2))
+    return (shares_M * means_M).sum() * devices
 
 
 def device_shares(experts_TK: Tensor, experts: int, devices: int, dtype: torch.dtype) -> Tensor:
@@ -118,9 +123,3 @@ def rows_here(
     if strategy == "tp" or group.size == 1:
         return rows, experts_WK.numel()
     return rows, sum(read_ints(rows.counts_L, "received_kept_by_expert"))
-
-
-def weights_of_rows(weights_WK: Tensor, rows_WK: Tensor, num_rows: int) -> Tensor:
-    """The weight of each row; differentiable. What has no row here goes to one more, which is cut off."""
-    places = rows_WK.masked_fill(rows_WK < 0, num_rows).reshape(-1)
-    return weights_WK.new_zeros(num_rows + 1).scatter(0, places, weights_WK.reshape(-1))[:num_rows]

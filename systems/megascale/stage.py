@@ -21,6 +21,12 @@ from moebench.workloads.models.decoder import DecoderModel
 MakeLayer = Callable[..., DecoderLayer]
 
 
+def problem(model: DecoderModel) -> str | None:
+    """What the model has and the layer here has not; None when nothing."""
+    missing = ", ".join(model.not_expressed)
+    return f"model {model.name}: the layer here has no {missing}" if missing else None
+
+
 class DecoderStage(nn.Module):
     """Layers of a model; parameters uninitialised.
 
@@ -49,8 +55,9 @@ class DecoderStage(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        if model.not_expressed:
-            raise InputError(f"model {model.name}: the layer here has no {', '.join(model.not_expressed)}")
+        reason = problem(model)
+        if reason is not None:
+            raise InputError(reason)
         if not 1 <= layers <= model.layers:
             raise InputError(f"layers = {layers}: the model {model.name} has {model.layers}, a stage at least one")
         self.model, self.is_first, self.is_last = model, is_first, is_last

@@ -1,9 +1,8 @@
 """The layer's weights in one layout, and which part of them a rank holds under which strategy.
 
-A *cut* says how a weight is divided among n ranks: `whole`, every rank has all of it; or along one dimension.
+A `Cut` says how a weight is divided among n ranks.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -85,9 +84,3 @@ def random_weights(
 def part(whole: Tensor, cut: Cut, index: int, ranks: int) -> Tensor:
     """What rank `index` holds of a weight."""
     return whole if cut is None else whole.chunk(ranks, cut)[index]
-
-
-def joined(parts: Mapping[int, Tensor], cut: Cut) -> Tensor:
-    """A weight's gradient out of what the ranks hold: side by side, or where each holds all, the first of equals."""
-    ordered = [parts[index] for index in sorted(parts)]
-    return ordered[0] if cut is None else torch.cat(ordered, cut)

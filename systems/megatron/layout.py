@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.kernels.assign_slots import assign_slots
-from moebench.kernels.permute import permute, slot_rows, sorted_rows, unpermute
+from moebench.kernels.permute import permute, slot_rows, sorted_rows, unpermute, weights_of_rows
 from moebench.systems.megatron.routes import Routes
 
 
@@ -121,9 +121,8 @@ def _kept(routes: Routes) -> tuple[Tensor, Tensor]:
 
 
 def _moved(x_TD: Tensor, weights_TK: Tensor, rows_TK: Tensor, num_rows: int, zero_unused: bool) -> Permuted:
-    """Rows and weights where `rows_TK` says; what is dropped goes to one weight more, which is cut off."""
-    places = rows_TK.masked_fill(rows_TK < 0, num_rows).reshape(-1)
-    weights_N = weights_TK.new_zeros(num_rows + 1).scatter(0, places, weights_TK.reshape(-1))[:num_rows]
+    """Rows and weights where `rows_TK` says."""
+    weights_N = weights_of_rows(weights_TK, rows_TK, num_rows)
     return Permuted(permute(x_TD, rows_TK, num_rows, zero_unused), weights_N, rows_TK)
 
 

@@ -186,10 +186,9 @@ class DecoderModel:
         shape = self.shape
         if self.latent is not None:
             return self.latent.parameters(shape.d_model, shape.heads)
-        products = shape.d_model * (2 * shape.queries + 2 * shape.keys)
-        norms = {"none": 0, "head": 2 * shape.head_size, "full": shape.queries + shape.keys}[self.qk_norm]
+        norms = (self.qk_norm == "full") * (shape.queries + shape.keys)  # those of single heads are the shape's
         biases = ("qkv" in self.biases) * (shape.queries + 2 * shape.keys) + ("out" in self.biases) * shape.d_model
-        return products + norms + biases + self.sinks * shape.heads
+        return shape.attention_parameters + norms + biases + self.sinks * shape.heads
 
     def _sparse(self, experts: int) -> int:
         """A layer of which so many experts count."""

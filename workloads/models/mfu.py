@@ -11,10 +11,10 @@ from moebench.workloads.models.decoder import DecoderModel
 def flops_per_token(model: DecoderModel, sequence: int | None = None) -> float:
     """Of forward and backward; `sequence` is the model's own where None."""
     positions = model.sequence if sequence is None else sequence
-    columns = model.shape.queries
+    columns: float = model.shape.queries
     if model.latent is not None:  # scores of one width, values of another
         widths = model.latent.nope_size + model.latent.rope_size + model.latent.value_size
-        columns = model.shape.heads * widths / 2  # type: ignore[assignment]
+        columns = model.shape.heads * widths / 2
     return 6.0 * model.active_parameters + 6.0 * model.layers * columns * positions
 
 

@@ -4,31 +4,18 @@ import torch
 
 from moebench.kernels.collectives.start_wait import all_gather
 from moebench.kernels.optimizer import AdamW
+from moebench.kernels.region import region
 from moebench.systems.megascale.fp8_exchange import reduce_scatter_fp8
 from moebench.systems.megascale.gradients import BF16_ROUNDING, WAYS, narrow_in_place, padded_size, reduce_gradients
 from moebench.systems.megascale.sharded import ShardedAdamW
 from moebench.trace.recorder import Recorder
+from tests.systems.megascale.sent_by import sent_by
 
 FP32_ROUNDING = 2.0**-24
 
 
-def sent_by(ops):
-    """Bytes to other ranks, all collectives of even or listed splits together."""
-    total = 0
-    for op in ops:
-        one = op.collective
-        if one is None:
-            continue
-        me = list(one.ranks).index(torch.distributed.get_rank())
-        even = one.bytes_per_peer
-        total += sum(one.send_bytes) - one.send_bytes[me] if even is None else even * (len(one.ranks) - 1)
-    return total
-
-
 def sums_are_within_their_errors(group):
     """Each way's stated error against float64, its bytes, no second buffer; only the ring's error grows with d."""
-    from moebench.kernels.region import region
-
     size, replicas = padded_size(5000, group.size), group.size
     torch.manual_seed(5)
     all_DN = torch.randn(replicas, size) * 10.0 ** torch.randint(-6, 3, (replicas, size))
@@ -40,7 +27,7 @@ def sums_are_within_their_errors(group):
         buffer_N = all_DN[group.index].clone()
         with Recorder([buffer_N]) as recorder, region("grad-sync"):
             shard = reduce_gradients(buffer_N, group, way)
-        sent, peak = sent_by(recorder.ops), recorder.peak_bytes
+        sent, peak = sent_by(recorder.ops, group.index), recorder.peak_bytes
         if replicas == 1:
             roundings[way] = 0
         bound = (roundings[way] * BF16_ROUNDING * (1 + BF16_ROUNDING) + replicas * FP32_ROUNDING) * magnitude_N[own]
@@ -64,8 +51,6 @@ def sums_are_within_their_errors(group):
 
 def fp8_is_within_its_error(group):
     """Sums and gradients within what is stated, groups of 128 tokens that are full and that are not; half the bytes."""
-    from moebench.kernels.region import region
-
     wrong, ranks, columns = [], group.size, 24
     for tokens in (128, 5, 0):
         torch.manual_seed(6)
@@ -80,8 +65,8 @@ def fp8_is_within_its_error(group):
         bound = (all_RWD[:, own].double().abs() / 16 + amax * 2**-10 / 448 + 1e-6).sum(0)
         if not bool(((y.double() - exact).abs() <= bound).all()):
             wrong.append(f"{tokens} tokens: the sums")
-        if ranks > 1 and sent_by(recorder.ops) != (ranks - 1) * tokens * (columns + 4):
-            wrong.append(f"{tokens} tokens: {sent_by(recorder.ops)} bytes")
+        if ranks > 1 and sent_by(recorder.ops, group.index) != (ranks - 1) * tokens * (columns + 4):
+            wrong.append(f"{tokens} tokens: {sent_by(recorder.ops, group.index)} bytes")
         y.backward(upstream_RTD[group.index])
         wanted = upstream_RTD.flatten(0, 1).double()
         largest = wanted.abs().max() if tokens else 0
@@ -91,7 +76,7 @@ def fp8_is_within_its_error(group):
 
 
 def sharded_adam_is_adam(group):
-    """Three steps of two micro-batches as on one rank with all gradients; 12 bytes of state an element and replica."""
+    """Three steps of two micro-batches as on one rank with all gradients; 12 N / d bytes of state."""
     torch.manual_seed(7)
     whole = [torch.randn(13, 3), torch.randn(7)]
     wrong = []

@@ -19,10 +19,11 @@ from moebench.systems.megascale.routing import device_balance_loss
 from moebench.systems.megascale.sharded import ShardedAdamW
 from moebench.systems.megascale.stage import DecoderStage
 from moebench.systems.megascale.volumes import Sizes, printed, sent
-from moebench.systems.megascale.weights import joined, part, random_weights
+from moebench.systems.megascale.weights import part, random_weights
 from moebench.trace.recorder import Recorder
 from moebench.workloads.models.decoder import DecoderModel, DecoderShape
 from tests.systems.megascale import gradients_on_ranks as gradients
+from tests.systems.megascale.sent_by import sent_by
 from tests.systems.megascale.sync_on_ranks import sums_over_nodes_are_sums
 
 S, B = 8, 4
@@ -53,17 +54,18 @@ def whole(name, dtype=torch.float64):
 
 @cache
 def expected(name, axis, ranks, devices, factor=None):
-    """Outputs and gradients of the definition; the auxiliary loss is the sum over the ranks' rows, cut along `axis`."""
+    """Of the definition: output, each rank's auxiliary loss on its rows, cut along `axis`, gradients of the output and
+    of all ranks' losses, choices."""
     shape, weights, x, upstream = whole(name)
     leaves = [tensor.requires_grad_() for tensor in weights.named().values()]
     x.requires_grad_()
     y, probs, chosen = plain_layer(x, weights, shape, devices, factor)
     probs, chosen = probs.view(S, B, -1), chosen.view(S, B, -1)
     both = [[part(one, axis, rank, ranks).flatten(0, 1) for one in (probs, chosen)] for rank in range(ranks)]
-    aux = sum(device_balance_loss(*one, devices) for one in both)
-    grads = torch.autograd.grad([y, aux], [x, *leaves], [upstream, torch.ones((), dtype=y.dtype)], allow_unused=True)
+    aux = [device_balance_loss(*one, devices) for one in both]
+    grads = torch.autograd.grad([y, sum(aux)], [x, *leaves], [upstream, torch.ones_like(aux[0])], allow_unused=True)
     zeros = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip([x, *leaves], grads)]
-    return y.detach(), zeros[0], dict(zip(weights.named(), zeros[1:])), chosen
+    return y.detach(), [one.detach() for one in aux], zeros[0], dict(zip(weights.named(), zeros[1:])), chosen
 
 
 def gradients_of_all(layer):
@@ -71,17 +73,35 @@ def gradients_of_all(layer):
     found = {}
     for name, tensor in layer.summed_gradients().items():
         parts = all_gather(tensor.contiguous().unsqueeze(0), layer.group)
-        found[name] = joined(dict(enumerate(parts)), layer.cuts[name])
+        cut = layer.cuts[name]
+        found[name] = parts[0] if cut is None else torch.cat(list(parts), cut)
     return found
 
 
-def compared(what, ours, theirs, close=None):
-    """Nothing, or what is wrong."""
-    close = close or CLOSE
-    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, **close):
-        worst = (ours - theirs).abs().max() if ours.shape == theirs.shape else (ours.shape, theirs.shape)
-        return [f"{what}: {worst}"]
-    return []
+def step(layer, x, upstream):
+    """Output, auxiliary loss and input gradient of this rank's rows."""
+    own = layer.own_rows(x).requires_grad_()
+    y, aux = layer(own)
+    torch.autograd.backward([y, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
+    return y.detach(), aux.detach(), own.grad
+
+
+def step_and_definition(layer, done, wanted):
+    """By name what a step gave, the gradients of all weights too, and what the definition gives."""
+    y, aux, x_grad, w_grads, _ = wanted
+    found, aux = gradients_of_all(layer), aux[layer.group.index]
+    pairs = {"y": (done[0], layer.own_rows(y)), "aux": (done[1], aux), "dx": (done[2], layer.own_rows(x_grad))}
+    return pairs | {name: (found[name], grad) for name, grad in w_grads.items()}
+
+
+def differences(what, layer, done, wanted):
+    """What of a step is not the definition's."""
+    wrong = []
+    for name, (ours, theirs) in step_and_definition(layer, done, wanted).items():
+        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, **CLOSE):
+            worst = (ours - theirs).abs().max() if ours.shape == theirs.shape else (ours.shape, theirs.shape)
+            wrong.append(f"{what} {name}: {worst}")
+    return wrong
 
 
 def strategies_equal_the_definition(group, name):
@@ -93,31 +113,11 @@ def strategies_equal_the_definition(group, name):
         layer = DecoderLayer(shape, S, B, group, *by, dtype=torch.float64)
         layer.load(weights)
         devices = 1 if by[1] == "tp" else group.size
-        y, x_grad, w_grads, chosen = expected(name, 1 if by[0] == "dp" else 0, group.size, devices)
-        if name == "crowded" and not bool((chosen[..., 0] == 0).all()):
+        wanted = expected(name, 1 if by[0] == "dp" else 0, group.size, devices)
+        if name == "crowded" and not bool((wanted[-1][..., 0] == 0).all()):
             wrong.append("the router is not crowded")
-        own = layer.own_rows(x).requires_grad_()
-        ours, aux = layer(own)
-        torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
-        wrong += compared(f"{by} y", ours.detach(), layer.own_rows(y))
-        wrong += compared(f"{by} dx", own.grad, layer.own_rows(x_grad))
-        found = gradients_of_all(layer)
-        for weight, wanted in w_grads.items():
-            wrong += compared(f"{by} {weight}", found[weight], wanted)
+        wrong += differences(by, layer, step(layer, x, upstream), wanted)
     return wrong
-
-
-def sent_bytes(ops, row):
-    """Bytes that this rank sends to others in the collectives whose elements come in rows of a multiple of `row`."""
-    total = 0
-    for op in ops:
-        one = op.collective
-        if one is None or len(op.shapes[0]) < 2 or op.shapes[0][-1] % row:
-            continue
-        others = len(one.ranks) - 1
-        me = list(one.ranks).index(torch.distributed.get_rank())
-        total += sum(one.send_bytes) - one.send_bytes[me] if one.bytes_per_peer is None else one.bytes_per_peer * others
-    return total
 
 
 def balanced(ranks):
@@ -154,17 +154,12 @@ def devices_with_a_capacity_equal_the_definition(group):
         shape, weights, x, upstream = whole(name)
         layer = DecoderLayer(shape, S, B, group, by, dtype=torch.float64, capacity_factor=factor)
         layer.load(weights)
-        y, x_grad, w_grads, _ = expected(name, 1 if by == "dp" else 0, group.size, group.size, factor)
-        own = layer.own_rows(x).requires_grad_()
+        axis = 1 if by == "dp" else 0
+        wanted = expected(name, axis, group.size, group.size, factor)
         with poisoned_memory():
-            ours, aux = layer(own)
-            torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
-        wrong += compared(f"{name} {by} {factor} y", ours.detach(), layer.own_rows(y))
-        wrong += compared(f"{name} {by} {factor} dx", own.grad, layer.own_rows(x_grad))
-        found = gradients_of_all(layer)
-        for weight, wanted in w_grads.items():
-            wrong += compared(f"{name} {by} {factor} {weight}", found[weight], wanted)
-        if torch.allclose(y, expected(name, 1 if by == "dp" else 0, group.size, group.size)[0]):
+            done = step(layer, x, upstream)
+        wrong += differences(f"{name} {by} {factor}", layer, done, wanted)
+        if torch.allclose(wanted[0], expected(name, axis, group.size, group.size)[0]):
             wrong.append(f"{name}: nobody is dropped")
     return wrong
 
@@ -181,17 +176,11 @@ def poisoned_memory():
 
 
 def fp8_rows_are_near_the_definition(group):
-    """The layer under `tp` with rows in FP8, in float32: outputs and gradients within a few hundredths in the norm."""
+    """The layer under `tp`, rows in FP8 and all else in float64: outputs and gradients within a tenth in the norm."""
     shape, weights, x, upstream = whole("shared")
-    y, x_grad, w_grads, _ = expected("shared", 0, group.size, 1)
     layer = DecoderLayer(shape, S, B, group, "tp", "tp", dtype=torch.float64, fp8=True)
     layer.load(weights)
-    own = layer.own_rows(x).requires_grad_()
-    ours, aux = layer(own)
-    torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
-    found = gradients_of_all(layer)
-    pairs = {"y": (ours.detach(), layer.own_rows(y)), "dx": (own.grad, layer.own_rows(x_grad))}
-    pairs |= {name: (found[name], wanted) for name, wanted in w_grads.items()}
+    pairs = step_and_definition(layer, step(layer, x, upstream), expected("shared", 0, group.size, 1))
     off = {name: float((one - other).norm() / other.norm()) for name, (one, other) in pairs.items()}
     exact = 1e-12 if group.size == 1 else 0.1
     wrong = [f"{name}: off by {value}" for name, value in off.items() if value > exact]
@@ -238,7 +227,6 @@ def chunks_equal_the_definition(group):
         shape, weights, x, upstream = whole(name)
         layer = DecoderLayer(shape, S, B, group, *by, dtype=torch.float64, chunks=2)
         layer.load(weights)
-        y, x_grad, w_grads, _ = expected(name, 0, group.size, 1 if by[1] == "tp" else group.size)
         own = layer.own_rows(x).requires_grad_()
         upstreams = [layer.own_rows(upstream), torch.ones((), dtype=x.dtype)]
         with Recorder([*layer.weights.values(), own, *upstreams]) as recorder:
@@ -251,11 +239,8 @@ def chunks_equal_the_definition(group):
         back = [sorted(found[place : place + 2]) for place in range(8, len(found), 2)]
         if group.size > 1 and by == ("sp", "ep-ag") and (found[:8] != order or back != of_pairs):
             wrong.append(f"{name}: {found}")
-        wrong += compared(f"{name} {by} y", ours.detach(), layer.own_rows(y))
-        wrong += compared(f"{name} {by} dx", own.grad, layer.own_rows(x_grad))
-        found = gradients_of_all(layer)
-        for weight, wanted in w_grads.items():
-            wrong += compared(f"{name} {by} {weight}", found[weight], wanted)
+        wanted = expected(name, 0, group.size, 1 if by[1] == "tp" else group.size)
+        wrong += differences(f"{name} {by}", layer, (ours.detach(), aux.detach(), own.grad), wanted)
     return wrong
 
 
@@ -272,7 +257,7 @@ def bytes_equal_the_formulas(group):
         ops = recorder.ops
         first = next(op.index for op in ops if op.region == "gate")
         for what, part_ops in ((f"attention-{by[0]}", ops[:first]), (f"experts-{by[1]}", ops[first:])):
-            found, wanted = sent_bytes(part_ops, 8), 4 * sent(sizes, what)
+            found, wanted = sent_by(part_ops, group.index, 8), 4 * sent(sizes, what)
             if found != wanted:
                 wrong.append(f"{by} {what}: {found} bytes, not {wanted}")
             halves = {"attention-sp", "attention-cp"}
@@ -289,15 +274,8 @@ def the_listed_layer_equals_the_definition(group):
         shape, weights, x, upstream = whole(name)
         layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64, capacity_factor=factor)
         layer.load(weights)
-        y, x_grad, w_grads, _ = expected(name, 0, group.size, group.size, factor)
-        own = layer.own_rows(x).requires_grad_()
-        ours, aux = layer(own)
-        torch.autograd.backward([ours, aux], [layer.own_rows(upstream), torch.ones_like(aux)])
-        wrong += compared(f"{name} {keep} y", ours.detach(), layer.own_rows(y))
-        wrong += compared(f"{name} {keep} dx", own.grad, layer.own_rows(x_grad))
-        found = gradients_of_all(layer)
-        for weight, wanted in w_grads.items():
-            wrong += compared(f"{name} {keep} {weight}", found[weight], wanted)
+        wanted = expected(name, 0, group.size, group.size, factor)
+        wrong += differences(f"{name} {keep}", layer, step(layer, x, upstream), wanted)
     return wrong
 
 
@@ -320,10 +298,9 @@ def kept_tensors_are_those_of_fig_9(group):
             torch.autograd.backward([y, aux], upstream)
         held = {weight.data_ptr() for weight in layer.weights.values()}
         found = sum(one.numel() for one in kept if one.data_ptr() not in held) - besides
-        found += y.numel() if keep == "all" else 0
         if found != kept_elements(sizes, shape.d_ffn / shape.d_model, keep):
             wrong.append(f"{keep}: {found} elements, not {kept_elements(sizes, shape.d_ffn / shape.d_model, keep)}")
-        sent_back[keep] = sent_bytes([op for op in recorder.ops if op.phase == BACKWARD], 8)
+        sent_back[keep] = sent_by([op for op in recorder.ops if op.phase == BACKWARD], group.index, 8)
         wrong += [f"{keep}: {alone}" for alone in waits_without_work(recorder.ops) if keep == "selective"]
         gradients[keep] = [own.grad, *(weight.grad for weight in layer.weights.values())]
     if not all(torch.equal(*both) for both in zip(*gradients.values())):

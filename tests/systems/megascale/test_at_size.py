@@ -17,6 +17,7 @@ from moebench.systems.megascale.macro import ListedLayer
 from moebench.systems.megascale.volumes import Sizes, sent
 from moebench.trace.recorder import record_step
 from moebench.workloads.load_decoder import load_decoder
+from tests.systems.megascale.sent_by import sent_by
 
 S, RANKS = 8192, 8
 MODELS = ("internal-352b", "mixtral-8x22b")
@@ -43,14 +44,8 @@ def traced(name, kind, *by, chunks=1):
 def sent_forward(ops):
     """Bytes of rows to others, forward, of attention and of experts."""
     first = next(op.index for op in ops if op.region == "gate")
-    found = [0, 0]
-    for op in ops:
-        one = op.collective
-        if one is None or op.phase != FORWARD or len(op.shapes[0]) < 2 or op.shapes[0][-1] % 64:
-            continue
-        rows = sum(one.send_bytes[1:]) if one.bytes_per_peer is None else one.bytes_per_peer * (RANKS - 1)
-        found[op.index > first] += rows
-    return found
+    forward = [op for op in ops if op.phase == FORWARD]
+    return [sent_by(part, 0, 64) for part in (forward[:first], forward[first:])]
 
 
 @pytest.mark.parametrize("by", list(product(attention.STRATEGIES, experts.STRATEGIES)), ids="+".join)
