@@ -41,7 +41,7 @@ def rope(x_SHD: Tensor, cos_SP: Tensor, sin_SP: Tensor, inverse: bool = False) -
         cos_SP, sin_SP: of `rope_tables`, in any one dtype.
 
     Returns:
-        y_SHD in the dtype of x, computed in the wider of the two dtypes and rounded once.
+        y_SHD in the dtype of x, computed in fp32, or wider where x or the tables are, and rounded once.
 
     Raises:
         ValueError: an odd head size, wrong dtypes, shapes or devices.
@@ -53,7 +53,7 @@ def rope(x_SHD: Tensor, cos_SP: Tensor, sin_SP: Tensor, inverse: bool = False) -
 def rope_reference(x_SHD: Tensor, cos_SP: Tensor, sin_SP: Tensor, inverse: bool = False) -> Tensor:
     """The definition: each pair as a complex number times one of the unit circle."""
     _check(x_SHD, cos_SP, sin_SP)
-    wide = torch.promote_types(x_SHD.dtype, torch.promote_types(cos_SP.dtype, torch.float32))
+    wide = _wide(x_SHD, cos_SP)
     x_SHP2 = torch.stack(x_SHD.to(wide).chunk(2, -1), -1)
     turn_SP = torch.complex(cos_SP.to(wide), -sin_SP.to(wide) if inverse else sin_SP.to(wide))
     y_SHP2 = torch.view_as_real(torch.view_as_complex(x_SHP2.contiguous()) * turn_SP.unsqueeze(1))
@@ -71,9 +71,14 @@ def _check(x_SHD: Tensor, cos_SP: Tensor, sin_SP: Tensor) -> None:
     check_same_dtype("sin", sin_SP, "cos", cos_SP)
 
 
+def _wide(x_SHD: Tensor, cos_SP: Tensor) -> torch.dtype:
+    return torch.promote_types(x_SHD.dtype, torch.promote_types(cos_SP.dtype, torch.float32))
+
+
 def _torch_rope(x_SHD: Tensor, cos_SP: Tensor, sin_SP: Tensor, inverse: bool) -> Tensor:
     left_SHP, right_SHP = x_SHD.chunk(2, -1)
-    cos_S1P, sin_S1P = cos_SP.unsqueeze(1), sin_SP.unsqueeze(1)
+    wide = _wide(x_SHD, cos_SP)
+    cos_S1P, sin_S1P = cos_SP.to(wide).unsqueeze(1), sin_SP.to(wide).unsqueeze(1)
     if inverse:
         sin_S1P = -sin_S1P
     turned = left_SHP * cos_S1P - right_SHP * sin_S1P, right_SHP * cos_S1P + left_SHP * sin_S1P

@@ -5,6 +5,8 @@ behind a collective, and each collective runs beside products that do not need i
 nobody reads any more.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from moebench.kernels.activation import activate
@@ -17,6 +19,7 @@ from moebench.systems.megascale.chain_forward import (
     gate_products,
     heads_of,
     land_attn,
+    land_tokens,
     norm1,
     norm2,
     scatter,
@@ -34,22 +37,14 @@ def start_g_results(s: State) -> None:
     s.flights["g_fc2_out_rs"] = start_all_gather(s["g_next_hidden"], s.group)
 
 
-def again_norm2(s: State) -> None:
-    """ln2_out, if it was not kept."""
-    if "ln2_out" not in s:
-        norm2(s)
+def again(operator: Callable[[State], None], name: str) -> Callable[[State], None]:
+    """The forward's operator that makes a tensor or starts its collective, where the tensor was not kept."""
 
+    def unless_kept(s: State) -> None:
+        if name not in s:
+            operator(s)
 
-def again_tokens(s: State) -> None:
-    """The second all-gather of the tokens, which the products of fc2's backward hide, if they were not kept."""
-    if "ln2_out_ag" not in s:
-        start_tokens(s)
-
-
-def again_gate_products(s: State) -> None:
-    """fc2_in, if it was not kept."""
-    if "fc2_in" not in s:
-        gate_products(s)
+    return unless_kept
 
 
 def g_scatter(s: State) -> None:
@@ -105,18 +100,6 @@ def start_g_tokens(s: State) -> None:
     s.drop("g_weights_N")
 
 
-def land_tokens_again(s: State) -> None:
-    """ln2_out_ag, if it was not kept."""
-    if "ln2_out_ag" in s.flights:
-        s["ln2_out_ag"] = s.land("ln2_out_ag")
-
-
-def again_scatter(s: State) -> None:
-    """ffn_in, if it was not kept."""
-    if "ffn_in" not in s:
-        scatter(s)
-
-
 def d_products(s: State) -> None:
     """The gradients of w1 and w3, which the reduce-scatter runs beside."""
     s["d_w1_EDF"] = grouped_gemm_dw(s["ffn_in"], s["ends_L"], s["g_fc1_out"])
@@ -130,12 +113,6 @@ def d_shared(s: State) -> None:
         s["d_shared1_DF"] = torch.mm(s["ln2_out_ag"].t(), s["g_shared1"])
         s["d_shared3_DF"] = torch.mm(s["ln2_out_ag"].t(), s["g_shared3"])
     s.drop("g_shared1", "g_shared3", "ln2_out_ag", "g_ln2_out_ag")
-
-
-def again_attn(s: State) -> None:
-    """The second all-to-all of attention's output, which the norm's and the router's backward run beside."""
-    if "attn_a2a" not in s:
-        start_attn(s)
 
 
 def g_choose(s: State) -> None:
@@ -173,8 +150,7 @@ def start_g_attn(s: State) -> None:
 
 def d_out(s: State) -> None:
     """The gradient of the output projection, meanwhile."""
-    if "attn_a2a" in s.flights:
-        land_attn(s)
+    again(land_attn, "attn_a2a")(s)
     s["d_out_QD"] = torch.mm(s["attn_a2a"].t(), s["g_ln2_in"])
     s.drop("attn_a2a")
 
@@ -193,12 +169,6 @@ def start_g_qkv(s: State) -> None:
     """Gradients of heads back to the rows' ranks."""
     s.flights["g_qkv"] = start_all_to_all(s["g_qkv_a2a"], s.group)
     s.drop("g_qkv_a2a")
-
-
-def again_norm1(s: State) -> None:
-    """ln1_out, if it was not kept, while the gradients travel."""
-    if "ln1_out" not in s:
-        norm1(s)
 
 
 def g_turn(s: State) -> None:
@@ -223,24 +193,24 @@ def g_norm1(s: State) -> None:
 
 BACKWARD: list[Operator] = [
     ("exchange", start_g_results),
-    ("dense", again_norm2),
-    ("exchange", again_tokens),
-    ("experts", again_gate_products),
+    ("dense", again(norm2, "ln2_out")),
+    ("exchange", again(start_tokens, "ln2_out_ag")),  # hidden by the products of fc2's backward
+    ("experts", again(gate_products, "fc2_in")),
     ("dispatch", g_scatter),
     *(("experts", one) for one in (g_last_product, g_gate_products)),
     ("dense", g_shared),
     ("experts", g_products),
     ("exchange", start_g_tokens),
-    ("exchange", land_tokens_again),
-    ("dispatch", again_scatter),
+    ("exchange", again(land_tokens, "ln2_out_ag")),
+    ("dispatch", again(scatter, "ffn_in")),
     ("experts", d_products),
     ("dense", d_shared),
-    ("exchange", again_attn),
+    ("exchange", again(start_attn, "attn_a2a")),  # beside the backward of router and norm
     ("gate", g_choose),
     ("dense", g_norm2),
     ("attention", g_out),
     ("exchange", start_g_attn),
     *(("attention", one) for one in (d_out, g_attend)),
     ("exchange", start_g_qkv),
-    *(("attention", one) for one in (again_norm1, g_turn, g_project, g_norm1)),
+    *(("attention", one) for one in (again(norm1, "ln1_out"), g_turn, g_project, g_norm1)),
 ]

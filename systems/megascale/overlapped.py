@@ -72,7 +72,7 @@ class Part:
 
     Attributes:
         rows: where its routes are; weights_N: of its rows.
-        h1_NF, h3_NF: the first products; shared: the shared expert's part of this rank, [W / chunks, D].
+        h1_NF, h3_NF: the first products; shared_WD: the shared expert's part of this rank, [W / chunks, D].
     """
 
     rows: Rows

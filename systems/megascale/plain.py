@@ -83,5 +83,13 @@ def plain_drops(experts_TK: Tensor, weights_TK: Tensor, local: int, devices: int
     return kept.view(experts_TK.shape)
 
 
+def plain_balance(probs_TE: Tensor, experts_TK: Tensor, devices: int) -> Tensor:
+    """Each device's share of the routes times the mean probability of its experts, summed, times the devices."""
+    device_TK, total = experts_TK // (probs_TE.shape[1] // devices), probs_TE.new_zeros(())
+    for device, probs_TL in enumerate(probs_TE.chunk(devices, 1)):
+        total = total + (device_TK == device).to(probs_TE.dtype).mean() * probs_TL.sum(1).mean()
+    return total * devices
+
+
 def _swiglu(x_ND: Tensor, w1_DF: Tensor, w3_DF: Tensor, w2_FD: Tensor) -> Tensor:
     return (F.silu(x_ND @ w1_DF) * (x_ND @ w3_DF)) @ w2_FD

@@ -82,16 +82,18 @@ def test_passes_opcheck(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_cost_is_its_closed_form(causal):
-    """Two products forward, five backward; a causal query sees half the keys; data once in and once out."""
+@pytest.mark.parametrize("longer", [0, 33])
+def test_cost_is_its_closed_form(causal, longer):
+    """Two products forward, five backward, of the keys that a query sees on average; data once in and once out."""
     batch, heads, groups, seq, size = 2, 8, 2, 64, 16
     q = torch.empty(batch, heads, seq, size, device="meta")
-    k = torch.empty(batch, groups, seq, size, device="meta")
+    k = torch.empty(batch, groups, seq + longer, size, device="meta")
     out, lse = torch.ops.moebench.attention(q, k, k, causal, 0.5)
     cost = declared_cost("moebench::attention")((out, lse), q, k, k, causal, 0.5)
-    keys = seq // 2 + 1 if causal else seq
+    seen = torch.ones(seq, seq + longer)
+    keys = (seen.tril(longer) if causal else seen).sum(1).mean().ceil().item()
     assert cost.flops == 4 * batch * heads * seq * keys * size
-    assert cost.bytes_read == 4 * batch * (heads + 2 * groups) * seq * size
+    assert cost.bytes_read == 4 * batch * (heads * seq + 2 * groups * (seq + longer)) * size
     assert cost.bytes_written == 4 * batch * heads * seq * (size + 1)
     backward = declared_cost("moebench::attention_backward")((q, k, k), out, q, k, k, out, lse, causal, 0.5)
     assert 2 * backward.flops == 5 * cost.flops

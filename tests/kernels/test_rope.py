@@ -33,6 +33,16 @@ def test_turning_back_undoes_it_and_keeps_lengths():
     torch.testing.assert_close(scores[:, 1:, 1:], scores[:, :-1, :-1])
 
 
+def test_narrow_heads_and_tables_are_rounded_once():
+    """bf16 turned in fp32, by tables of fp32 or of bf16, both ways."""
+    x = random(5, 2, 8, grad=False).bfloat16()
+    for dtype in (torch.float32, torch.bfloat16):
+        tables = rope_tables(5, 8, dtype=dtype)
+        for inverse in (False, True):
+            wide = rope_reference(x.double(), *(table.double() for table in tables), inverse)
+            assert torch.equal(rope(x, *tables, inverse), wide.bfloat16())
+
+
 def test_a_later_first_position_continues_the_table():
     """A rank that holds positions 3 and 4 turns them as the whole does."""
     whole, late = rope_tables(5, 4), rope_tables(2, 4, first=3)

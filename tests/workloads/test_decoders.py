@@ -1,5 +1,6 @@
 """The decoders of model files: closed forms against published sizes, and against the layer's own parameters."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -65,13 +66,7 @@ def test_the_layer_has_the_parameters_of_the_closed_form(name):
 def test_shapes_count_their_weights():
     """Norms of heads and a shared expert too."""
     shape = DecoderShape(16, 8, 4, 4, 8, 8, 3, shared_ffn=4, qk_norm=True)
-    total = 0
-    for size in sizes(shape).values():
-        count = 1
-        for one in size:
-            count *= one
-        total += count
-    assert total == shape.parameters
+    assert sum(map(math.prod, sizes(shape).values())) == shape.parameters
     assert replace(shape, top_k=8).active_parameters == shape.parameters
 
 
