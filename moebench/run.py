@@ -179,9 +179,7 @@ def execute(
         CannotGoOn: an engine lost what it runs on; likewise.
         InputError: another process writes there, or the rows there are damaged; nothing was changed.
     """
-    from moebench.systems.registry import packages
-
-    outcome, owners = Outcome(cases=len(job.cases)), packages()
+    outcome = Outcome(cases=len(job.cases))
     try:
         with job.folder.writing() as append:
             done = job.folder.done()
@@ -191,7 +189,7 @@ def execute(
                 job.folder.note_resumed(environment(seed=job.suite.seed))
 
             def keep(rows: list[Row]) -> None:
-                rows = _naming_owners(with_finite_numbers(rows), owners)
+                rows = _naming_owner(with_finite_numbers(rows))
                 append(rows)
                 outcome.count(rows)
 
@@ -214,9 +212,11 @@ def execute(
     return outcome
 
 
-def _naming_owners(rows: list[Row], owners: Mapping[str, str]) -> list[Row]:
+def _naming_owner(rows: list[Row]) -> list[Row]:
     """Rows whose reasons say whose system it is, where that is another package's."""
-    owner = owners.get(rows[0].system.partition("+")[0])
+    from moebench.systems.registry import package_of
+
+    owner = package_of(rows[0].system)
     if owner is None:
         return rows
     return [replace(row, reason=f"package {owner}: {row.reason}") if row.reason else row for row in rows]

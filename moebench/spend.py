@@ -1,10 +1,10 @@
-"""Which points of a run are measured again: further processes where the intervals are widest.
+"""What an engine measures when: every point as often as all are, then again those whose intervals are widest.
 
-Apart from the engines, whose minimum every point has had before: here is only what is done with time that is left.
+How a point is measured is the engine's own affair: here is only what is done with time that is left.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from moebench.case import Case
@@ -19,13 +19,14 @@ Point = tuple[Case, ...]
 
 @dataclass
 class Held:
-    """A point whose intervals are still too wide.
+    """A point that has been measured as often as all are, and may be again.
 
     Attributes:
         process_s: what a process takes for it.
         processes: that have measured it.
         width_of: its widest interval as a share of the median, from all that is measured.
         forget: drops what the process of a number has measured, which was stopped in its middle.
+        width: when it was last asked for.
     """
 
     point: Point
@@ -35,8 +36,10 @@ class Held:
     forget: Callable[[int], None]
     width: float = field(init=False)
 
-    def __post_init__(self) -> None:
+    def is_narrow(self, width: float) -> bool:
+        """Whether no interval is wider by now."""
         self.width = self.width_of()
+        return self.width <= width
 
     @property
     def shares_a_process(self) -> bool:
@@ -53,37 +56,54 @@ def interval_width(groups: Sequence[Sequence[float]]) -> float:
     return (s.high - s.low) / s.median
 
 
-def spend(held: list[Held], spending: Spending, again: Again, together: int) -> Iterator[Held]:
+def spend(
+    minimum: Iterable[Held], spending: Spending | None, again: Again, together: int
+) -> Iterator[Held]:
     """Yield each point when its intervals are narrow enough, the others when nothing more can be done for them.
 
     Args:
+        minimum: measures the points, one after another, as often as all are.
+        spending: None: no more than that.
         again: `again(chosen, process)` measures the points in one more process, of that number.
         together: how many points one process may measure.
 
     Raises:
-        KeyboardInterrupt, Exception: what `again` raised, after what was measured before has been yielded.
+        KeyboardInterrupt, Exception: what `minimum` or `again` raised, after what was measured before has been yielded.
     """
+    held: list[Held] = []
     stopped: BaseException | None = None
-    while chosen := _chosen(held, spending, together):
-        process = max(one.processes for one in chosen)
-        start = time.monotonic()
-        try:
-            again(chosen, process)
-        except (KeyboardInterrupt, Exception) as stop:
-            for one in chosen:
-                one.forget(process)
-            stopped = stop
-            break
-        took_s = time.monotonic() - start
-        for one in chosen:
-            one.processes, one.process_s = process + 1, took_s / len(chosen)
-            one.width = one.width_of()
-            if one.width <= spending.width:
-                held.remove(one)
+    try:
+        for one in minimum:
+            if spending is None or one.is_narrow(spending.width):
                 yield one
+            else:
+                held.append(one)
+        while spending is not None and (chosen := _chosen(held, spending, together)):
+            _measure_again(chosen, again)
+            for one in chosen:
+                if one.is_narrow(spending.width):
+                    held.remove(one)
+                    yield one
+    except (KeyboardInterrupt, Exception) as stop:
+        stopped = stop
     yield from held
     if stopped is not None:
         raise stopped
+
+
+def _measure_again(chosen: Sequence[Held], again: Again) -> None:
+    """Measure points in one more process, all of it or nothing."""
+    process = max(one.processes for one in chosen)
+    start = time.monotonic()
+    try:
+        again(chosen, process)
+    except (KeyboardInterrupt, Exception):
+        for one in chosen:
+            one.forget(process)
+        raise
+    took_s = time.monotonic() - start
+    for one in chosen:
+        one.processes, one.process_s = process + 1, took_s / len(chosen)
 
 
 def _chosen(held: Sequence[Held], spending: Spending, together: int) -> list[Held]:

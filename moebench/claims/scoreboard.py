@@ -271,8 +271,9 @@ def what_if(folder: RunFolder) -> str:
     overrides = folder.filters.overrides
     if not overrides:
         return ""
+    told = ", ".join(f"{name}={text}" for name, text in overrides.items())
     if folder.record["engine"] == "cluster":
-        return f"emulated network: {', '.join(f'{k}={text}' for k, text in overrides.items())}"
+        return f"emulated network: {told}"
     node_types = list(dict.fromkeys(topology.node_type for topology in folder.topologies.values()))
     everywhere = f" on every node type ({', '.join(node_types)})" if len(node_types) > 1 else ""
-    return f"what if {', '.join(f'{k}={text}' for k, text in overrides.items())}{everywhere}"
+    return f"what if {told}{everywhere}"

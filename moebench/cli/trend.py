@@ -68,7 +68,7 @@ def _rows(found: "Trend") -> list[list[str]]:
     return [
         [
             f"{SYMBOLS[c.verdict]} {c.verdict}" + ("" if c.gates else " (shown only)"),
-            c.series.key.metric + (f" [{c.series.key.part}]" if c.series.key.part else ""),
+            c.series.key.quantity,
             c.series.key.case,
             value(c.before, c.series.unit),
             value(c.after, c.series.unit),

@@ -108,32 +108,23 @@ def run_cases(
 
 def _measured(points: Sequence["_Point"], processes: int, spending: Spending | None) -> Iterator["_Point"]:
     """Each point when all that there is time for has been measured."""
-    held: list[Held] = []
-    waiting: dict[str, _Point] = {}
-    try:
+    of_case = {point.cases[0].hash: point for point in points}
+
+    def minimum() -> Iterator[Held]:
         for point in points:
             if spending is not None and spending.left_s <= 0:
                 point.give_up("skipped", NOT_REACHED)
             start = monotonic()
             for process in range(processes):
                 point.measure(process)
-            process_s = (monotonic() - start) / processes
-            if spending is None or point.width() <= spending.width:
-                yield point
-            else:
-                held.append(Held(point.cases, process_s, processes, point.width, point.forget))
-                waiting[point.cases[0].hash] = point
-    except (KeyboardInterrupt, Exception):  # what was measured is whole, and only waited for more
-        yield from waiting.values()
-        raise
+            yield Held(point.cases, (monotonic() - start) / processes, processes, point.width, point.forget)
 
     def again(chosen: Sequence[Held], process: int) -> None:
         for one in chosen:
-            waiting[one.point[0].hash].measure(process)
+            of_case[one.point[0].hash].measure(process)
 
-    if spending is not None:
-        for one in spend(held, spending, again, together=1):
-            yield waiting[one.point[0].hash]
+    for one in spend(minimum(), spending, again, together=1):
+        yield of_case[one.point[0].hash]
 
 
 @contextmanager

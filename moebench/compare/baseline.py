@@ -83,7 +83,7 @@ def _exact_document(name: str, side: Side) -> dict[str, Any]:
     cases: dict[str, dict[str, Any]] = {}
     for (case, engine), info in side.cases.items():
         facts: dict[str, Any] = {"hash": info.hash, "status": info.status, "reason": info.reason, "torch": info.torch}
-        facts |= {"cost_model": info.cost_model, "machine": info.machine}
+        facts |= {"cost_model": info.cost_model, "machine": info.machine, "what_if": info.what_if}
         said = {name: fact for name, fact in facts.items() if name == "hash" or fact not in (None, "")}
         cases.setdefault(case, {})[engine] = {"of": said}
     for key, exact in side.exact.items():

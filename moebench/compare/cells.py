@@ -67,16 +67,11 @@ def share(number: float, unit: str = " %") -> str:
     return (f"{percent:+.0f}" if 10 <= abs(percent) < 1e6 else f"{percent:+.2g}") + unit
 
 
-def metric(finding: Finding) -> str:
-    """The metric, and which one of several values."""
-    return finding.key.metric + (f" [{finding.key.part}]" if finding.key.part else "")
-
-
 def cells(finding: Finding) -> tuple[str, ...]:
     """One row under COLUMNS, texts as they are."""
     verdict = f"{SYMBOLS[finding.verdict]} {finding.verdict}" + ("" if finding.gates else " (shown only)")
     return (
-        verdict, metric(finding), finding.key.case, value(finding.base, finding.unit),
+        verdict, finding.key.quantity, finding.key.case, value(finding.base, finding.unit),
         value(finding.head, finding.unit), change(finding), finding.reason,
     )  # fmt: skip
 

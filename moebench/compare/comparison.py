@@ -144,7 +144,8 @@ def _notes(found: Comparison) -> list[str]:
             notes.append(f"{name} is not finished: it holds {len(side.cases)} cases so far")
     absent = len(base.cases.keys() - head.cases.keys())
     if absent and not head.whole:
-        notes.append(f"head is a narrowed run: {absent} cases of base were not asked for, and none of them is missing")
+        known = len(base.cases)
+        notes.append(f"head is a narrowed run without {absent} of base's {known} cases: none of them counts as missing")
     if base.is_measured and head.is_measured:
         for what in sorted(base.environment.keys() | head.environment.keys()):
             ours, theirs = base.environment.get(what, "-"), head.environment.get(what, "-")
@@ -184,12 +185,19 @@ def _state(case: CaseInfo) -> str:
     return case.status + (f": {case.reason}" if case.reason else "")
 
 
-def rebased(base: CaseInfo, head: CaseInfo, metric: str | None) -> str:
-    """What else than the code changed, of what a metric depends on (None: a case's status); or empty."""
+def changed_case(base: CaseInfo, head: CaseInfo) -> str:
+    """What made it another case, or empty."""
+    if base.hash == head.hash:
+        return ""
     if base.what_if != head.what_if:
         return f"--set {base.what_if or 'nothing'} became {head.what_if or 'nothing'}"
-    if base.hash != head.hash:
-        return "the case itself changed"
+    return "the case itself changed"
+
+
+def rebased(base: CaseInfo, head: CaseInfo, metric: str | None) -> str:
+    """What else than the code changed, of what a metric depends on (None: a case's status); or empty."""
+    if changed := changed_case(base, head):
+        return changed
     if base.torch != head.torch:
         return f"torch {base.torch or 'unknown'} became {head.torch or 'unknown'}"
     is_modelled = metric not in COUNTS or metric in MODELLED
@@ -248,20 +256,15 @@ def _measured(base: Side, head: Side, rules: Rules) -> Iterator[Finding]:
 
     both = [key for key in base.samples if key in head.samples]
     thresholds = {key: rules.of(key, base.samples[key].unit, measured=True) for key in both}
-    changed = {
-        key: "the case itself changed" for key in both if base.cases[key[:2]].hash != head.cases[key[:2]].hash
-    }
+    changed = {key: why for key in both if (why := changed_case(base.cases[key[:2]], head.cases[key[:2]]))}
     verdicts = judged(base, head, {key: threshold for key, threshold in thresholds.items() if key not in changed})
     for key in dict.fromkeys([*base.samples, *head.samples]):
         if key in changed:
             yield Finding(key, base.samples[key].unit, REBASED, changed[key], gates=thresholds[key].gates)
         elif key in verdicts:
             unit, threshold = base.samples[key].unit, thresholds[key]
-            found = verdicts[key]
-            yield Finding(
-                key, unit, found.verdict, found.reason, found.base, found.head, found.change, found.low, found.high,
-                found.p_value, found.detectable, threshold.gates, thresholds_text(threshold, unit),
-            )  # fmt: skip
+            words = thresholds_text(threshold, unit)
+            yield Finding(key, unit, **vars(verdicts[key]), gates=threshold.gates, threshold=words)
         elif key[:2] in base.cases and key[:2] in head.cases:
             side = "head" if key in base.samples else "base"
             unit = (base.samples.get(key) or head.samples[key]).unit

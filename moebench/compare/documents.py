@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from moebench.compare.cells import COLUMNS, MOST_SHOWN, cells, change, headline, metric, shown, summary, value
+from moebench.compare.cells import COLUMNS, MOST_SHOWN, cells, change, headline, shown, summary, value
 from moebench.compare.comparison import BROKEN, SAME, SLOWER, UNJUDGED, Comparison, Finding
 from moebench.compare.escape import markdown, plain, prose
 from moebench.compare.side import Side
@@ -87,7 +87,7 @@ def to_junit(comparison: Comparison) -> bytes:
 
 def _test_case(suite: ElementTree.Element, finding: Finding) -> None:
     test = ElementTree.SubElement(
-        suite, "testcase", classname=_xml(f"{finding.key.engine}.{finding.key.case}"), name=_xml(metric(finding))
+        suite, "testcase", classname=_xml(f"{finding.key.engine}.{finding.key.case}"), name=_xml(finding.key.quantity)
     )
     numbers = f"{value(finding.base, finding.unit)} became {value(finding.head, finding.unit)}, {change(finding)}"
     text = "; ".join(filter(None, (numbers if finding.base is not None else "", finding.reason)))

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from moebench.compare.comparison import FASTER, INCONCLUSIVE, SAME, SLOWER
 from moebench.compare.rank_test import rank_p
 from moebench.compare.rules import BOTH, EFFECT, TEST, Threshold, thresholds_text
 from moebench.compare.side import Samples
 from moebench.compare.spread import NO_PRIOR, Prior, Variance, pooled
 
-SLOWER, FASTER, SAME, INCONCLUSIVE = "slower", "faster", "same", "inconclusive"
 ALPHA = 0.002
 CLOCK_TOLERANCE = 0.02  # share by which a GPU's clocks may differ before times say more about them than about the code
 STEPS_APART = 1.0  # the runs must be further apart than so many steps between neighbouring processes of one run

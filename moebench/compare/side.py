@@ -27,6 +27,11 @@ class Key(NamedTuple):
     metric: str
     part: str = ""
 
+    @property
+    def quantity(self) -> str:
+        """The metric, and which one of several values."""
+        return self.metric + (f" [{self.part}]" if self.part else "")
+
 
 class Exact(NamedTuple):
     """A value that every repetition gives again."""

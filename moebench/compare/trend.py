@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from moebench.compare.change_points import change_points
-from moebench.compare.comparison import FASTER, INCONCLUSIVE, OK, REBASED, REGRESSION, SLOWER, UNDECIDED, rebased
+from moebench.compare.comparison import (
+    FASTER,
+    INCONCLUSIVE,
+    OK,
+    REBASED,
+    REGRESSION,
+    SLOWER,
+    UNDECIDED,
+    changed_case,
+    rebased,
+)
 from moebench.compare.history import History, Point, Series
 from moebench.compare.judge import ALPHA
 from moebench.compare.rank_test import rank_p
@@ -114,8 +124,8 @@ def _verdict(
     series: Series, history: History, step: int, levels: tuple[float, float], p_value: float
 ) -> tuple[str, str]:
     before, after = series.points[step - 1], series.points[step]
-    if before.case.hash != after.case.hash:
-        return REBASED, "the case itself changed"
+    if changed := changed_case(before.case, after.case):
+        return REBASED, changed
     commits = {history.runs[point.run].commit for point in (before, after)}
     if len(commits) == 1 and (commit := commits.pop()) and not commit.endswith("+"):
         return INCONCLUSIVE, "both runs are of one commit: the machine or its software changed, not the code"

@@ -17,7 +17,6 @@ from moebench.local.rows import rows_of_case
 from moebench.local.throttle import judged
 from moebench.local.worker import Request
 from moebench.results.rows import Row
-from moebench.sim.rows import rows_without_number
 from moebench.spend import NOT_REACHED, Held, interval_width, spend
 from moebench.spending import Spending
 from moebench.workloads.errors import InputError
@@ -70,45 +69,28 @@ def run_cases(
             `skipped`.
     """
     measure = partial(measure_points, blocks=blocks, threads=threads)
-    held: list[Held] = []
-    held_found: dict[str, Measured] = {}
-    try:
+    found: dict[str, Measured] = {}
+
+    def minimum() -> Iterator[Held]:
         for batch in _batches(by_point(cases)):
             topology = topologies[batch[0][0].topology]
             status, reason = _cannot_measure(topology, spending)
-            if reason:
-                for case in (case for point in batch for case in point):
-                    yield rows_without_number(case, topology, status, reason)
-                continue
             start = monotonic()
-            found = measure(batch, topology.hardware.kind, processes)
+            if reason:
+                found.update({case.hash: Measured(status=status, reason=reason) for point in batch for case in point})
+            else:
+                found.update(measure(batch, topology.hardware.kind, processes))
             process_s = (monotonic() - start) / processes / len(batch)
             for point in batch:
-                if spending is not None and width_of(point, found) > spending.width:
-                    width, forget = partial(width_of, point, found), partial(_forget, point, found)
-                    held.append(Held(point, process_s, processes, width, forget))
-                    held_found |= {case.hash: found[case.hash] for case in point}
-                else:
-                    yield from _rows(point, topologies, found)
-    except KeyboardInterrupt:  # what was measured is whole, and only waited for more
-        for one in held:
-            yield from _rows(one.point, topologies, held_found)
-        raise
+                yield Held(point, process_s, processes, partial(width_of, point, found), partial(_forget, point, found))
 
     def again(chosen: Sequence[Held], process: int) -> None:
         kind = topologies[chosen[0].point[0].topology].hardware.kind
-        measure([one.point for one in chosen], kind, 1, first=process, found=held_found)
+        measure([one.point for one in chosen], kind, 1, first=process, found=found)
 
-    if spending is not None:
-        for one in spend(held, spending, again, POINTS_A_PROCESS):
-            yield from _rows(one.point, topologies, held_found)
-
-
-def _rows(
-    point: Sequence[Case], topologies: Mapping[str, Topology], found: Mapping[str, Measured]
-) -> Iterator[list[Row]]:
-    for case in point:
-        yield rows_of_case(case, topologies[case.topology], found[case.hash])
+    for one in spend(minimum(), spending, again, POINTS_A_PROCESS):
+        for case in one.point:
+            yield rows_of_case(case, topologies[case.topology], found.pop(case.hash))
 
 
 def width_of(point: Sequence[Case], found: Mapping[str, Measured]) -> float:
@@ -192,11 +174,10 @@ def measure_points(
     """
     if found is None:
         found = {case.hash: Measured() for point in points for case in point}
-    from moebench.systems import registry
+    from moebench.systems.registry import package_of
 
-    owners = registry.packages()
     for process in range(first, first + processes):
-        left = _unspoilt(points, found, owners)
+        left = _unspoilt(points, found)
         while left:  # a process that died takes its point along, and the next one goes on behind it
             done = 0
             try:
@@ -207,7 +188,7 @@ def measure_points(
                 break
             except ChildFailed as error:
                 point = left[min(done, len(left) - 1)]
-                guilty = [case for case in point if _owner(case, owners)] or point
+                guilty = [case for case in point if package_of(case.system)] or point
                 for case in guilty:
                     if found[case.hash].status == "passed":
                         found[case.hash].status, found[case.hash].reason = "failed", str(error)
@@ -219,19 +200,12 @@ def measure_points(
     return found
 
 
-def _unspoilt(
-    points: Sequence[tuple[Case, ...]], found: Mapping[str, Measured], owners: Mapping[str, str]
-) -> list[tuple[Case, ...]]:
+def _unspoilt(points: Sequence[tuple[Case, ...]], found: Mapping[str, Measured]) -> list[tuple[Case, ...]]:
     """Points without the cases of other packages that have ended a process before."""
-    kept = (
-        tuple(c for c in point if not (_owner(c, owners) and found[c.hash].status == "failed")) for point in points
-    )
-    return [point for point in kept if point]
+    from moebench.systems.registry import package_of
 
-
-def _owner(case: Case, owners: Mapping[str, str]) -> str | None:
-    """The package of a case's system, where that is not ours."""
-    return owners.get(case.system.partition("+")[0])
+    kept = [[c for c in point if found[c.hash].status != "failed" or not package_of(c.system)] for point in points]
+    return [tuple(point) for point in kept if point]
 
 
 def _take(found: dict[str, Measured], message: dict[str, Any], process: int) -> None:

@@ -60,14 +60,13 @@ def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: 
     import torch
 
     from moebench.local.step import build_step
-    from moebench.systems.registry import packages
+    from moebench.systems.registry import package_of
 
     device = torch.device("cpu" if request.kind == "cpu" else "cuda")
     cases, steps = [], []
-    owners = packages()
     for case in point:
         try:
-            with _ending(LONGEST_START_S if case.system.partition("+")[0] in owners else None):
+            with _ending(LONGEST_START_S if package_of(case.system) else None):
                 step = build_step(case, device)
                 warm = warm_up(lambda run=step.run: clock.time_s(run, HOT)[0])  # type: ignore[misc]
         except Exception as error:

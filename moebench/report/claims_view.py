@@ -16,7 +16,7 @@ from moebench.claims.words import claim_words, experts_words, factor_words, leve
 from moebench.compare.escape import plain
 from moebench.report.figures import deciding_figure, map_figure
 from moebench.report.machines_view import meaning
-from moebench.report.parts import Drawn, Figure, Linked, Table, figure, number, percent, times
+from moebench.report.parts import Figure, Linked, Table, badge, figure, number, percent, times
 from moebench.workloads.machine import Parameter
 
 # Verdict -> (tone of the page's colours, symbol); the word always stands beside them.
@@ -69,7 +69,7 @@ def score_table(scores: Sequence[Score], defaults: Mapping[str, Condition]) -> T
     for score in (s for s in scores if s.verdict != v.NOT_RUN or s.obtained is not None):
         claim, (tone, symbol) = score.claim, LOOKS[score.verdict]
         obtained = quantity(claim, score.obtained) if score.obtained is not None else "–"
-        verdict = Drawn(f'<span class="verdict {tone}"><span aria-hidden="true">{symbol}</span> {score.verdict}</span>')
+        verdict = badge(tone, symbol, score.verdict)
         own = own_interval(claim, defaults.get(claim.id))
         rows.append([Linked(sentence(claim), claim_key(score)), verdict, reported(claim), obtained, own])
     columns = ["claim", "verdict", "reported", "obtained", "5–95 % of its draws"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import moebench
-from moebench.compare.cells import SYMBOLS, change, headline, metric, share, summary, value
+from moebench.compare.cells import SYMBOLS, change, headline, share, summary, value
 from moebench.compare.comparison import (
     BROKEN,
     FASTER,
@@ -25,7 +25,7 @@ from moebench.compare.comparison import (
 from moebench.compare.side import Side
 from moebench.report.facts import address_of
 from moebench.report.interval_bars import drawing, scale_of
-from moebench.report.parts import Drawn, Linked, Table
+from moebench.report.parts import Drawn, Linked, Table, badge
 from moebench.report.render import render
 from moebench.report.tables import anchor_of
 from moebench.report.text import text_of
@@ -119,8 +119,7 @@ def _overview(findings: Sequence[Finding]) -> Table:
 
 
 def _verdict(verdict: str) -> Drawn:
-    tone = TONES.get(verdict, "idle")
-    return Drawn(f'<span class="verdict {tone}"><span aria-hidden="true">{SYMBOLS[verdict]}</span> {verdict}</span>')
+    return badge(TONES.get(verdict, "idle"), SYMBOLS[verdict], verdict)
 
 
 def _metrics(findings: Sequence[Finding]) -> Table:
@@ -157,7 +156,7 @@ def _section(
         drawn = Drawn(f"{text_of(change(finding))}{drawing(finding, scale)}")
         verdict = [_verdict(finding.verdict)] if name == BESIDE else []
         lines = [_lines(side, finding) for side in sides]
-        rows.append([finding.key.case, *verdict, metric(finding), base, head, drawn, finding.reason, *lines])
+        rows.append([finding.key.case, *verdict, finding.key.quantity, base, head, drawn, finding.reason, *lines])
     columns = ["case", *(["verdict"] if name == BESIDE else []), "metric", "base", "head", "change", "why"]
     columns += ["lines of base", "lines of head"]
     told = f"{len(own):,} quantities" if len(own) != 1 else "1 quantity"

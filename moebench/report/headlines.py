@@ -52,7 +52,7 @@ def _family(series: Series) -> tuple[str, str]:
     """Group and title; a case begins with its experiment and ends with its system."""
     key = series.key
     where = series.machine if series.is_measured else f"engine {key.engine}"
-    group = ", ".join(filter(None, (series.suite, key.metric + (f" [{key.part}]" if key.part else ""), where)))
+    group = ", ".join(filter(None, (series.suite, key.quantity, where)))
     if series.suite == PYTEST:
         return group, key.case.partition("::")[0]
     experiment, _, rest = key.case.partition("/")

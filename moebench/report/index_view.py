@@ -15,7 +15,7 @@ from moebench.compare.history import RunPoint
 from moebench.compare.trend import Change, Trend
 from moebench.report.facts import address_of, facts_of
 from moebench.report.headlines import Headline, headlines
-from moebench.report.parts import Drawn, Linked, Table
+from moebench.report.parts import Drawn, Linked, Table, badge
 from moebench.report.render import render
 from moebench.report.text import text_of
 from moebench.report.trend_lines import TONES, trend_line
@@ -139,23 +139,17 @@ def _changes(found: Trend) -> Table:
         runs = [point.run for point in series.points]
         marks = {runs.index(run): verdict for run, verdict in steps[id(series)].items()} if number < MOST_DRAWN else {}
         line = trend_line(series.values, marks, "", is_small=True) if number < MOST_DRAWN else ""
-        rows.append([series.key.case, _metric(change), _verdict(change), value(change.before, series.unit),
+        rows.append([series.key.case, series.key.quantity, _verdict(change), value(change.before, series.unit),
                      value(change.after, series.unit), share(change.change), Drawn(line), change.commits,
                      change.created[:16].replace("T", " "), change.reason])  # fmt: skip
     columns = ["case", "metric", "verdict", "before", "after", "change", "all runs", "commits", "when", "why"]
     return Table(columns, rows, "Every change, newest first", frozenset(columns[3:6]))
 
 
-def _metric(change: Change) -> str:
-    key = change.series.key
-    return key.metric + (f" [{key.part}]" if key.part else "")
-
-
 def _verdict(change: Change) -> Drawn:
     tone = TONES.get(change.verdict, "idle")
     beside = "" if change.gates else " (shown only)"
-    symbol = f'<span aria-hidden="true">{SYMBOLS[change.verdict]}</span>'
-    return Drawn(f'<span class="verdict {tone}">{symbol} {change.verdict}{beside}</span>')
+    return badge(tone, SYMBOLS[change.verdict], change.verdict + beside)
 
 
 def _runs(runs: Sequence[RunPoint], path: Path) -> Table:

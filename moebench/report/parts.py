@@ -30,6 +30,11 @@ class Drawn(str):
     __slots__ = ()
 
 
+def badge(tone: str, symbol: str, verdict: str) -> Drawn:
+    """A verdict with its symbol on the tone of the page's colours; texts that are safe as they are."""
+    return Drawn(f'<span class="verdict {tone}"><span aria-hidden="true">{symbol}</span> {verdict}</span>')
+
+
 @dataclass(frozen=True)
 class Table:
     """Columns and rows of text; `numeric` columns stand right-aligned.

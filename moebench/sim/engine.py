@@ -78,9 +78,8 @@ def run_cases(
         traces: folder that receives each recorded program as `<trace key>.json.gz`, or None.
     """
     from moebench.sim.foreign import run_foreign, split
-    from moebench.systems.registry import packages
 
-    ours, theirs = split(_grouped(cases, topologies), packages())
+    ours, theirs = split(_grouped(cases, topologies))
     yield from _run_batches(_batches(ours), suite, jobs, traces)
     for groups in theirs:
         yield from run_foreign(groups, suite, traces)

@@ -4,7 +4,7 @@ to an end, takes nobody's rows along but its own.
 
 import faulthandler
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -18,17 +18,15 @@ from moebench.workloads.suite import Suite
 LONGEST_S = 300.0  # of one program on all its machines; ours take a second
 
 
-def split(groups: Sequence[Group], foreign: Collection[str]) -> tuple[list[Group], list[list[Group]]]:
-    """Groups of our own systems, and those of each other one.
+def split(groups: Sequence[Group]) -> tuple[list[Group], list[list[Group]]]:
+    """Groups of our own systems, and those of each other package's."""
+    from moebench.systems.registry import package_of, stem_of
 
-    Args:
-        foreign: the names of systems that are not ours.
-    """
     ours: list[Group] = []
     theirs: dict[str, list[Group]] = {}
     for group in groups:
-        system = group.cases[0].system.partition("+")[0]
-        (theirs.setdefault(system, []) if system in foreign else ours).append(group)
+        system = group.cases[0].system
+        (theirs.setdefault(stem_of(system), []) if package_of(system) else ours).append(group)
     return ours, list(theirs.values())
 
 

@@ -106,6 +106,16 @@ def test_another_workload_under_the_same_name_is_re_based(run):
     assert verdicts(found)["launches"] == "same"  # equal all the same
 
 
+def test_samples_of_a_what_if_are_re_based_with_what_was_set(run):
+    """Nothing of them is judged; of another case without --set the reason is the case."""
+    base, other = (sample_rows(case(engine="local", d_model=width), noisy(1)) for width in (8, 16))
+    what_if = Filters(overrides={"host.issue": "9us"})
+    for filters, why in ((what_if, "--set nothing became host.issue=9us"), (None, "the case itself changed")):
+        folder = "b" if filters else "c"
+        found = compare(run(f"a{folder}", base), run(folder, other, filters=filters)).findings
+        assert [(f.verdict, f.reason, f.head) for f in found] == [("re-based", why, None)]
+
+
 def test_a_case_that_lost_its_numbers_is_broken(run):
     """Passed before, out of memory now: exit 1; the other way round it is fixed."""
     good = exact_rows(case())

@@ -33,6 +33,15 @@ def test_the_reason_is_what_was_set(runs, capsys):
     assert "the case itself changed" not in said.out
 
 
+def test_a_baseline_knows_what_was_set(runs, capsys, monkeypatch, tmp_path):
+    """Accepted from a what-if: the same one re-bases nothing, the machine as described names what is no longer set."""
+    monkeypatch.chdir(tmp_path)
+    ask = Moebench(capsys)
+    assert ask("accept", runs / "slow", "--baseline", "slow").status == 0
+    assert "re-based" not in ask("check", runs / "slow", "--baseline", "slow").out
+    assert "--set nic.message=300us became nothing" in ask("check", runs / "plain", "--baseline", "slow").out
+
+
 def test_a_narrowed_run_says_what_it_left_out(runs, capsys, tmp_path):
     """Fewer systems than the base: a note with how many cases, no verdict on them."""
     with pytest.MonkeyPatch.context() as patch:
@@ -41,7 +50,7 @@ def test_a_narrowed_run_says_what_it_left_out(runs, capsys, tmp_path):
         assert Moebench(capsys)(*RUN, "--system", "hetumoe", "--out", narrow).status == 0
     said = Moebench(capsys)("compare", runs / "plain", narrow)
     assert said.status == 0
-    assert "3 cases of base were not asked for" in said.out + said.err
+    assert "without 3 of base's 4 cases" in said.out + said.err
 
 
 def test_a_history_has_none(runs, capsys, tmp_path):

@@ -142,7 +142,7 @@ def test_a_foreign_system_that_ends_the_process_takes_no_neighbour_along(monkeyp
         yield {"point_done": 0}
 
     monkeypatch.setattr(engine, "run_child", child)
-    monkeypatch.setattr(registry, "packages", lambda: {"theirs": "their-package 1.0"})
+    monkeypatch.setattr(registry, "package_of", lambda name: "theirs 1.0" if name.startswith("theirs") else None)
     point = (case("a"), case("theirs+degree=2"), case("b"))
     found = engine.measure_points([point], "cpu", processes=2)
     assert asked == [["a", "theirs+degree=2", "b"]] + 2 * [["a", "b"]]
