@@ -20,7 +20,7 @@ class Kind:
         names: `(experiment) -> {filter: names that it knows}`.
         check_key: `(case) -> key`: cases of one key are right or wrong together.
         check: `(cases) -> Status of each`, in their order; one case of each key.
-        programs: `(case, topology) -> Programs`, for every topology of that size; raises Unsupported or Skipped.
+        programs: `(case, topology) -> Programs`, for all topologies of that size; raises moebench.trace.errors.
         refusal: `(case, topology) -> (status, reason) or None`: why the case isn't run on real ranks, as far as that is
             known before any of them is started.
         step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.

@@ -8,7 +8,7 @@ from moebench.systems.lancet.costs import LinearPieces
 from moebench.systems.lancet.executor import Executor, Span
 from moebench.systems.lancet.instructions import Program as Instructions
 from moebench.systems.lancet.nodes import collective_of, value_of
-from moebench.systems.lancet.optimise import Optimised, Prices
+from moebench.systems.lancet.optimise import DoesNotFit, Optimised, Prices
 from moebench.systems.lancet.partition import PartTimes, even_part_s
 from moebench.systems.lancet.plan import plan_of
 from moebench.systems.lancet.profile import MeasuredProfile
@@ -17,6 +17,7 @@ from moebench.systems.lancet.system import sample_data
 from moebench.systems.lancet.timeline import Timeline
 
 __all__ = [
+    "DoesNotFit",
     "Executor",
     "Instructions",
     "LinearPieces",

@@ -56,15 +56,15 @@ def _what_is_run(experiment: ModelExperiment) -> str:
     readings = "; ".join(
         f"{one.name}: "
         + ", ".join(
-            f"{model} with {size} sequences a GPU on {gpu} in {one.dtypes.get(gpu, 'fp32')}"
+            f"{' and '.join(map(str, sizes))} on {gpu} in {one.dtypes.get(gpu, 'fp32')}"
             for gpu, sizes in one.batches.items()
-            for model, size in zip(experiment.models, sizes)
         )
         for one in experiment.readings
     )
     return (
         "A training step of GPT-2 with two experts a GPU in every other block: data parallel but for the experts, "
-        f"whose tokens are exchanged among all GPUs. Readings of what was trained: {readings}."
+        f"whose tokens are exchanged among all GPUs. Sequences a GPU of {' and '.join(experiment.models)}, by reading "
+        f"of the paper: {readings}."
     )
 
 

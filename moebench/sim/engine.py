@@ -153,7 +153,7 @@ def _run_groups(groups: Sequence[Group], samples: int, seed: int, traces: Path |
 
 def run_group(group: Group, samples: int, seed: int, traces: Path | None) -> list[list[Row]]:
     """The rows of each case of a group, whose program is recorded once."""
-    from moebench.trace.errors import Skipped, Unsupported
+    from moebench.trace.errors import OutOfMemory, Skipped, Unsupported
 
     first = group.cases[0]
     try:
@@ -162,6 +162,8 @@ def run_group(group: Group, samples: int, seed: int, traces: Path | None) -> lis
         return without_number(group, "skipped", str(error))
     except Unsupported as error:
         return without_number(group, "unsupported", str(error))
+    except OutOfMemory as error:
+        return without_number(group, "out-of-memory", str(error))
     except Exception as error:  # of this program alone: the other groups of the run go on
         return without_number(group, "failed", described(error))
     if traces is not None:

@@ -21,5 +21,9 @@ class Unsupported(Exception):
     """The system can't run this workload, with the reason; the case gets the status `unsupported`."""
 
 
+class OutOfMemory(Exception):
+    """A system that plans for a memory found no plan that fits, with the sizes; the status is `out-of-memory`."""
+
+
 class Skipped(Exception):
     """It could run and isn't worth it here, with the reason; the case gets the status `skipped`."""

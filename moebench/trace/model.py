@@ -26,6 +26,7 @@ from moebench.sim.uncertainty import nominal
 from moebench.systems.model_interface import Place
 from moebench.systems.model_registry import get
 from moebench.systems.planning import (
+    DoesNotFit,
     Executor,
     LinearPieces,
     Optimised,
@@ -41,7 +42,7 @@ from moebench.systems.planning import (
     value_of,
 )
 from moebench.trace.alone import trace_call
-from moebench.trace.errors import Unsupported
+from moebench.trace.errors import OutOfMemory, Unsupported
 from moebench.trace.recorder import Recorder, record_step
 from moebench.workloads.machine import Topology
 from moebench.workloads.model import TF32
@@ -65,6 +66,7 @@ def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
 
     Raises:
         Unsupported: the system can't run the model, or reads a value that nothing answers.
+        OutOfMemory: the system found no plan that fits.
     """
     return (traced(case, topology).program,)
 
@@ -119,7 +121,10 @@ def _traced(name: str, workload, key: _Key) -> Traced:  # type: ignore[no-untype
         _free_bytes(topology),
         _tell,
     )
-    step = system.build(shape, place, learning_rate=_LEARNING_RATE)
+    try:
+        step = system.build(shape, place, learning_rate=_LEARNING_RATE)
+    except DoesNotFit as error:
+        raise OutOfMemory(str(error)) from error
     data = sample_data(shape, place.device)
     try:
         recorder = record_step(lambda: step.run(data), persistent=[*step.parameters, *data])

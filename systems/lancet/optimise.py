@@ -23,6 +23,10 @@ from moebench.workloads.errors import InputError
 FEWER = (4, 2)  # rho where memory does not suffice (paper, section 7)
 
 
+class DoesNotFit(InputError):
+    """A step that takes more memory than there is, whatever the passes do."""
+
+
 @dataclass(frozen=True)
 class Prices:
     """What a graph costs.
@@ -110,7 +114,7 @@ def optimise(
         tell: called with a line for each stage, as it begins.
 
     Raises:
-        InputError: the step does not fit into `memory_bytes`, in parts or not.
+        DoesNotFit: the step does not fit into `memory_bytes`, in parts or not.
     """
     start_s = time.perf_counter()
     if not any(collective_of(node) for node in step.graph.nodes):
@@ -155,7 +159,7 @@ def _in_parts(
 
 def _check_memory(prices: Prices, passes: Passes) -> None:
     if passes.memory_bytes is not None and prices.peak_bytes > passes.memory_bytes:
-        raise InputError(
+        raise DoesNotFit(
             f"memory limit of {_gib(passes.memory_bytes)}: the step takes {_gib(prices.peak_bytes)} before any pass, "
             "and no pass makes that less"
         )

@@ -40,11 +40,13 @@ def test_a_figure_of_speedups_and_every_number_in_a_table():
     assert figure.title == "Speedup over raf"
     assert figure.svg.count("<svg") == 2
     assert next(row[5:] for row in figure.table.rows if "moves" in row[4]) == ["1.04x", "1.04x to 1.04x"]
+    one = viewed("ablation", frame_of("ablation").query("model == 'gpt2-l-moe' and topology == '4x8-p4de'"))
+    assert one["answer"] == "lancet is 1.25 times as fast as raf at one point."
     table = view["cases"]
     assert len(table.rows) == 16
     assert list(table.columns[-3:]) == ["step, ms", "exposed, ms", "note"]
     assert table.rows[0][-3:] == ["1,000", "250", ""]
-    assert "48 sequences a GPU on p4de in tf32" in view["layer"]
+    assert "gpt2-s-moe and gpt2-l-moe, by reading of the paper: artifact: 48 and 24 on p4de in tf32" in view["layer"]
 
 
 def test_what_has_no_number_says_why_and_what_has_no_baseline_is_not_drawn():

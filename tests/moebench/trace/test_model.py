@@ -10,10 +10,10 @@ from moebench.sim.engine import trace_key
 from moebench.sim.replay import replay
 from moebench.sim.rows import rows_of_replay
 from moebench.sim.uncertainty import nominal
-from moebench.trace.errors import Unsupported
+from moebench.trace.errors import OutOfMemory, Unsupported
 from moebench.trace.model import programs_of, traced
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.load import load_topology
+from moebench.workloads.load import load_topology, with_overrides
 from moebench.workloads.model import ModelWorkload, shape_of
 
 SMALL = "gpt2-moe+layers=2+d_model=256+sequence=256+vocabulary=512"
@@ -77,3 +77,12 @@ def test_what_a_system_cant_run_is_unsupported():
     with pytest.raises(Unsupported, match="no gate bpr"):
         programs_of(case("deepspeed", gate="bpr"), P4DE)
     assert programs_of(case("deepspeed"), P4DE)[0].ops
+
+
+def test_a_plan_that_does_not_fit_is_out_of_memory():
+    """As a step without a plan is: a result of the system, no failure of it."""
+    small = with_overrides(P4DE, {"gpu.memory.capacity": "1.01GiB"})
+    done = replay(programs_of(case("raf"), small), small, nominal(small.parameters()))
+    assert not done.fits[0]
+    with pytest.raises(OutOfMemory, match="no pass makes that less"):
+        programs_of(case("lancet"), small)
