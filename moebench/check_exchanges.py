@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from moebench.case import Case
-from moebench.correctness import REMEMBERED, Status, code_hash, failed_ranks, recall, remember
+from moebench.correctness import RANKS, RANKS_PER_NODE, TIMEOUT_S, Status, code_hash, on_ranks, remembered
 from moebench.kernels.collectives.exchanges import plan_exchange
 from moebench.kernels.collectives.group import Group
-from moebench.ranks import RanksError, run_ranks
 from moebench.workloads.dtypes import torch_dtype
 
-RANKS, RANKS_PER_NODE = 4, 2
 ELEMENTS = 3  # to each rank; all numbers are below 256, which bf16 still tells apart
 RUNS = 2
 TARGET = f"{__name__}:run_rank"
@@ -30,30 +28,11 @@ TARGET = f"{__name__}:run_rank"
 
 def check(cases: Sequence[Case]) -> Iterator[Status]:
     """Whether the exchange of each case moves what it should, in their order; one start for all not remembered."""
-    keys = [_key(case) for case in cases]
-    found = {key: recall(key) for key in keys}
-    left = {key: case for key, case in zip(keys, cases) if found[key] is None}
-    if left:
-        for key, tried in zip(left, _tried([(case.system, case.workload.dtype) for case in left.values()])):
-            found[key] = tried
-            if tried.status in REMEMBERED:
-                remember(key, tried)
-    for key in keys:
-        status = found[key]
-        assert status is not None
-        yield status
+    yield from remembered(cases, _key, _tried)
 
 
-def _tried(exchanges: Sequence[tuple[str, str]]) -> list[Status]:
-    """Statuses of exchanges, each a name and a dtype."""
-    try:
-        seen = run_ranks(TARGET, RANKS, (tuple(exchanges),), ranks_per_node=RANKS_PER_NODE)
-    except RanksError as error:
-        if len(exchanges) > 1:  # one of them took the others along
-            return [status for one in exchanges for status in _tried([one])]
-        return [failed_ranks(RANKS, error)]
-    problems = [next((text for text in of_ranks if text is not None), None) for of_ranks in zip(*seen)]
-    return [Status("passed") if text is None else Status("wrong", text) for text in problems]
+def _tried(cases: Sequence[Case]) -> list[Status]:
+    return on_ranks(TARGET, [(case.system, case.workload.dtype) for case in cases], TIMEOUT_S, 0.0)
 
 
 def run_rank(group: Group, exchanges: Sequence[tuple[str, str]]) -> list[str | None]:

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from moebench.case import Case
-from moebench.correctness import REMEMBERED, Status, code_hash, failed_ranks, recall, remember
+from moebench.correctness import RANKS, RANKS_PER_NODE, Status, code_hash, on_ranks, remembered
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.plan_models import model_of
-from moebench.ranks import RanksError, run_ranks
 from moebench.systems.model_interface import Place, Profile
 from moebench.systems.model_registry import get
 from moebench.systems.planning import PartTimes, Prices, Times, collective_of, even_part_s, sample_data
@@ -27,8 +26,7 @@ from moebench.workloads.layer import GateSpec
 from moebench.workloads.models.gpt2_moe import GPT2MoE
 from moebench.workloads.models.shape import GPT2MoEShape
 
-RANKS, RANKS_PER_NODE = 4, 2
-TIMEOUT_S, TIMEOUT_MORE_S = 120.0, 30.0  # of a start, and of each trial in it
+TIMEOUT_S, TIMEOUT_MORE_S = 150.0, 30.0  # of a trial, and for each other one beside it
 TOLERANCE = 2e-4  # of the largest entry, in fp32
 TARGET = f"{__name__}:run_rank"
 
@@ -40,40 +38,17 @@ def small(gate: GateSpec) -> GPT2MoEShape:
 
 def check(cases: Sequence[Case]) -> Iterator[Status]:
     """Whether the system of each case trains the model, in their order; one start for all not remembered."""
-    keys = [_key(case) for case in cases]
-    found = {key: recall(key) for key in keys}
-    left = {key: case for key, case in zip(keys, cases) if found[key] is None}
-    tried = _tried([(case.system, model_of(case).shape.gate) for case in left.values()])
-    for key, one in zip(left, tried, strict=True):
-        found[key] = one
-        if one.status in REMEMBERED:
-            remember(key, one)
-    for key in keys:
-        status = found[key]
-        assert status is not None
-        yield status
+    yield from remembered(
+        cases, _key, lambda left: _tried([(case.system, model_of(case).shape.gate) for case in left])
+    )
 
 
 def _tried(trials: Sequence[tuple[str, GateSpec]]) -> list[Status]:
     """Statuses of systems, each with a gate."""
     refusals = [get(system).supports(small(gate), RANKS) for system, gate in trials]
-    seen = iter(_seen([one for one, refusal in zip(trials, refusals) if refusal is None]))
+    able = [one for one, refusal in zip(trials, refusals) if refusal is None]
+    seen = iter(on_ranks(TARGET, able, TIMEOUT_S, TIMEOUT_MORE_S))
     return [next(seen) if refusal is None else Status("unsupported", refusal) for refusal in refusals]
-
-
-def _seen(trials: Sequence[tuple[str, GateSpec]]) -> list[Status]:
-    """Statuses of what can run; where ranks fail, each is tried alone to find whose fault it is."""
-    if not trials:
-        return []
-    try:
-        timeout_s = TIMEOUT_S + TIMEOUT_MORE_S * len(trials)
-        seen = run_ranks(TARGET, RANKS, (tuple(trials),), timeout_s, ranks_per_node=RANKS_PER_NODE)
-    except RanksError as error:
-        if len(trials) > 1:
-            return [status for one in trials for status in _seen([one])]
-        return [failed_ranks(RANKS, error)]
-    problems = [next((text for text in of_ranks if text is not None), None) for of_ranks in zip(*seen)]
-    return [Status("passed") if text is None else Status("wrong", text) for text in problems]
 
 
 def run_rank(group: Group, trials: Sequence[tuple[str, GateSpec]]) -> list[str | None]:

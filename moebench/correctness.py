@@ -9,11 +9,12 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,6 +41,7 @@ RANKS_PER_NODE = 2
 TOGETHER = 16  # trials that share a start of the ranks, which takes longer than most of them
 TIMEOUT_S, TIMEOUT_MORE_S = 60.0, 15.0  # of a trial, and for each other one beside it
 REMEMBERED = ("passed", "wrong", "unsupported")  # `failed` may be the machine's fault
+Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)
@@ -177,15 +179,43 @@ def check_all(trials: Sequence[Trial | Status], ranks: int = RANKS) -> Iterator[
     """What comes out of each trial, in their order: known, remembered, or tried together with the next ones."""
     for start in range(0, len(trials), TOGETHER):
         chunk = trials[start : start + TOGETHER]
-        chosen = [(one, _key(one, ranks) if isinstance(one, Trial) else "") for one in chunk]
-        by_key = {key: one for one, key in chosen if isinstance(one, Trial)}
-        found = {key: status for key in by_key if (status := recall(key)) is not None}
-        left = {key: one for key, one in by_key.items() if key not in found}
-        for key, status in zip(left, _tried(list(left.values()), ranks), strict=True):
-            found[key] = status
-            if status.status in REMEMBERED:
-                remember(key, status)
-        yield from (one if isinstance(one, Status) else found[key] for one, key in chosen)
+        own = [one for one in chunk if isinstance(one, Trial)]
+        found = iter(remembered(own, lambda one: _key(one, ranks), lambda left: _tried(left, ranks)))
+        yield from [one if isinstance(one, Status) else next(found) for one in chunk]
+
+
+def remembered(
+    subjects: Sequence[Subject], key: Callable[[Subject], str], tried: Callable[[list[Subject]], list[Status]]
+) -> list[Status]:
+    """What comes out for each subject, in their order: recalled by its key, or tried together with the others left."""
+    keys = [key(one) for one in subjects]
+    found = {name: status for name in dict.fromkeys(keys) if (status := recall(name)) is not None}
+    left = {name: one for name, one in zip(keys, subjects) if name not in found}
+    for name, status in zip(left, tried(list(left.values())), strict=True):
+        found[name] = status
+        if status.status in REMEMBERED:
+            remember(name, status)
+    return [found[name] for name in keys]
+
+
+def on_ranks(target: str, trials: Sequence[Any], timeout_s: float, more_s: float) -> list[Status]:
+    """What ranks find of each trial; where they fail, each is tried alone to find whose fault it is.
+
+    Args:
+        target: `(group, trials) -> what is wrong with each on this rank, or None`, as `module:function`.
+        timeout_s, more_s: of a trial, and for each other one beside it.
+    """
+    if not trials:
+        return []
+    whole_s = timeout_s + more_s * (len(trials) - 1)
+    try:
+        seen = ranks.run_ranks(target, RANKS, (tuple(trials),), whole_s, ranks_per_node=RANKS_PER_NODE)
+    except ranks.RanksError as error:
+        if len(trials) > 1:
+            return [status for one in trials for status in on_ranks(target, [one], timeout_s, more_s)]
+        return [failed_ranks(RANKS, error)]
+    problems = [next((text for text in of_ranks if text is not None), None) for of_ranks in zip(*seen)]
+    return [Status("passed") if text is None else Status("wrong", text) for text in problems]
 
 
 def instances(

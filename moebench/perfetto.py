@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.program import COMPUTE, Op, Program
+from moebench.results.store import write_atomically
 from moebench.sim.cost import LIMITS
 from moebench.sim.rank_clock import Timeline
 from moebench.sim.replay import Replay
@@ -38,8 +39,13 @@ def chrome_trace(programs: Sequence[Program], replay: Replay, title: str) -> dic
 
 def write_trace(document: dict[str, Any], path: Path) -> None:
     """Write the document to a file, compressed where its name ends with .gz (Perfetto opens both)."""
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    data = trace_text(document).encode()
+    write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def trace_text(document: dict[str, Any]) -> str:
+    """The document as JSON."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
 def _threads(program: Program) -> dict[str, int]:

@@ -62,13 +62,17 @@ def kept_lists(figure: PaperFigure, experiment: AnyExperiment) -> dict[str, tupl
 
 
 def stands_for(name: str, system: str, experiment: AnyExperiment) -> bool:
-    """Whether a system is what a name means: of models a name without options is its best number of chunks, as papers
-    tune their baselines.
+    """Whether a system is what a name means: of models a name without options is its best number of chunks."""
+    return tuned(name, system) if isinstance(experiment, ModelExperiment) else name == system
+
+
+def tuned(name: str, system: str) -> bool:
+    """Whether a system is that of a name, or a variant of it that the tuning of a paper would have tried.
+
+    A name without options stands for variants in the number of chunks; other options make another system.
     """
-    if name == system or not isinstance(experiment, ModelExperiment):
-        return name == system
     stem, *options = system.split("+")
-    return stem == name and all(option.startswith("degree=") for option in options)
+    return name == system or (name == stem and all(option.startswith("degree=") for option in options))
 
 
 def variants(experiment: AnyExperiment) -> tuple[str, ...]:

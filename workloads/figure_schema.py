@@ -3,10 +3,9 @@
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from moebench.workloads.figure import AGAINST, AXES, COLUMN, MARKS, QUANTITIES, VALUES, WIDTHS
-from moebench.workloads.schema import Name, Strict, Text, choice
+from moebench.workloads.schema import Name, Strict, Text, choice, fault
 
 Key = Annotated[str, Field(min_length=1)]
 
@@ -38,13 +37,9 @@ class PaperFigureFile(Strict):
         said = [key for key in drawn if getattr(self, key)]
         missing = [key for key in needed if not getattr(self, key)]
         if self.not_drawn and said:
-            raise _fault(f"not_drawn says why there is nothing to draw, and {said[0]} what is drawn; keep one of them")
+            raise fault(f"not_drawn says why there is nothing to draw, and {said[0]} what is drawn; keep one of them")
         if not self.not_drawn and missing:
-            raise _fault(f"missing key {missing[0]}, or not_drawn with the reason why nothing is drawn")
+            raise fault(f"missing key {missing[0]}, or not_drawn with the reason why nothing is drawn")
         if (self.value in AGAINST) != (self.baseline is not None):
-            raise _fault(f"value = {' or '.join(map(repr, AGAINST))} needs a baseline, and no other has one")
+            raise fault(f"value = {' or '.join(map(repr, AGAINST))} needs a baseline, and no other has one")
         return self
-
-
-def _fault(text: str) -> PydanticCustomError:
-    return PydanticCustomError("figure", "{text}", {"text": text})

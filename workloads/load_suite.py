@@ -32,6 +32,7 @@ from moebench.workloads.suite import (
 )
 from moebench.workloads.suite_schema import (
     ExchangeExperimentFile,
+    ExperimentFile,
     GateExperimentFile,
     KernelExperimentFile,
     KernelGridFile,
@@ -180,13 +181,7 @@ def _check_shapes(grid: KernelGrid, where: Where) -> None:
             raise InputError(f"{where(['shapes', problem.partition(' ')[0]])}: {problem}")
 
 
-def _experiment(
-    model: (
-        LayerExperimentFile | KernelExperimentFile | ExchangeExperimentFile | GateExperimentFile | ModelExperimentFile
-    ),
-    file: TomlFile,
-    index: int,
-) -> AnyExperiment:
+def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> AnyExperiment:
     if isinstance(model, KernelExperimentFile):
         return _kernel_experiment(model, file, index)
     if isinstance(model, ExchangeExperimentFile):
@@ -198,6 +193,21 @@ def _experiment(
     return _layer_experiment(model, file, index)
 
 
+def _common(model: ExperimentFile) -> dict[str, Any]:
+    """What an experiment of any kind says."""
+    return {
+        "name": model.name,
+        "title": model.title,
+        "question": model.question,
+        "metric": model.metric,
+        "sizes": tuple(model.sizes),
+        "node_types": tuple(model.node_types),
+        "figure": {} if model.figure is None else model.figure.model_dump(exclude_none=True),
+        "not_published": tuple(model.not_published),
+        "caveats": tuple(model.caveats),
+    }
+
+
 def _exchange_experiment(model: ExchangeExperimentFile, file: TomlFile, index: int) -> ExchangeExperiment:
     where = file.where(["experiments", index, "payloads"])
     payloads = [round(parse_quantity(size, BYTES, where)) for size in model.payloads]
@@ -207,15 +217,7 @@ def _exchange_experiment(model: ExchangeExperimentFile, file: TomlFile, index: i
         if payloads.count(size) > 1:
             raise InputError(f"{where}: {size_words(size)} stands there twice")
     return ExchangeExperiment(
-        name=model.name,
-        title=model.title,
-        question=model.question,
-        metric=model.metric,
-        sizes=tuple(model.sizes),
-        node_types=tuple(model.node_types),
-        figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
-        not_published=tuple(model.not_published),
-        caveats=tuple(model.caveats),
+        **_common(model),
         exchanges=tuple(dict.fromkeys(model.exchanges)),
         payloads_bytes=tuple(sorted(payloads)),
         payload_bytes=payloads[0],
@@ -232,14 +234,7 @@ def _gate_experiment(model: GateExperimentFile, file: TomlFile, index: int) -> G
     in_training = model.training.gates if model.training else {}
     where = file.where([*table, "training", "gates"])
     return GateExperiment(
-        name=model.name,
-        title=model.title,
-        question=model.question,
-        metric=model.metric,
-        sizes=tuple(model.sizes),
-        node_types=tuple(model.node_types),
-        not_published=tuple(model.not_published),
-        caveats=tuple(model.caveats),
+        **_common(model),
         systems=tuple(dict.fromkeys(model.systems)),
         gates=_gates(model.gates, file.where([*table, "gates"])),
         tokens=model.tokens,
@@ -265,15 +260,7 @@ def _model_experiment(model: ModelExperimentFile, file: TomlFile, index: int) ->
         for one in model.readings
     )
     return ModelExperiment(
-        name=model.name,
-        title=model.title,
-        question=model.question,
-        metric=model.metric,
-        sizes=tuple(model.sizes),
-        node_types=tuple(model.node_types),
-        figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
-        not_published=tuple(model.not_published),
-        caveats=tuple(model.caveats),
+        **_common(model),
         systems=tuple(dict.fromkeys(model.systems)),
         models=tuple(dict.fromkeys(model.models)),
         gates=gates,
@@ -295,15 +282,7 @@ def _kernel_experiment(model: KernelExperimentFile, file: TomlFile, index: int) 
         grids.append(_grid(grid))
         check_grid(grids[-1], partial(_in_file, file, ["experiments", index, "kernels", place]))
     return KernelExperiment(
-        name=model.name,
-        title=model.title,
-        question=model.question,
-        metric=model.metric,
-        sizes=tuple(model.sizes),
-        node_types=tuple(model.node_types),
-        figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
-        not_published=tuple(model.not_published),
-        caveats=tuple(model.caveats),
+        **_common(model),
         kernels=tuple(grids),
     )
 
@@ -327,23 +306,15 @@ def _layer_experiment(model: LayerExperimentFile, file: TomlFile, index: int) ->
         tuple(gate_spec(label).label for label in labels) for labels in (model.sweep_gates, model.shipped_gates)
     )
     return LayerExperiment(
-        name=model.name,
-        title=model.title,
-        question=model.question,
-        metric=model.metric,
+        **_common(model),
         systems=tuple(model.systems),
         gates=gates,
         batch_sizes=tuple(model.batch_sizes),
-        sizes=tuple(model.sizes),
-        node_types=tuple(model.node_types),
         layer=_layer(model.layer, file, index),
         conventions=tuple(model.conventions),
         sweep_gates=swept,
         sweep_systems=tuple(model.sweep_systems),
         shipped_gates=shipped,
-        figure={} if model.figure is None else model.figure.model_dump(exclude_none=True),
-        not_published=tuple(model.not_published),
-        caveats=tuple(model.caveats),
     )
 
 

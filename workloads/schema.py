@@ -46,12 +46,17 @@ class Strict(BaseModel):
         return data
 
 
+def fault(text: object) -> PydanticCustomError:
+    """To raise from a validator; the text is told as it is."""
+    return PydanticCustomError("fault", "{text}", {"text": str(text)})
+
+
 def choice(what: str, choices: Sequence[str]) -> AfterValidator:
     """A string out of a list."""
 
     def check(value: str) -> str:
         if value not in choices:
-            raise PydanticCustomError("choice", "{text}", {"text": str(one_of(what, value, choices))})
+            raise fault(one_of(what, value, choices))
         return value
 
     return AfterValidator(check)
@@ -62,7 +67,7 @@ def pattern(what: str, wanted: re.Pattern[str]) -> AfterValidator:
 
     def check(value: str) -> str:
         if not wanted.fullmatch(value):
-            raise PydanticCustomError("pattern", "{text}", {"text": f"{value!r} is not {what}"})
+            raise fault(f"{value!r} is not {what}")
         return value
 
     return AfterValidator(check)
@@ -71,8 +76,7 @@ def pattern(what: str, wanted: re.Pattern[str]) -> AfterValidator:
 def _quantity(value: Any) -> str | int | float:
     """A quantity as moebench.workloads.units reads it later, when the dimension is known."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        text = f'{value!r} is not a quantity; write a string such as "25 GB/s", or a number'
-        raise PydanticCustomError("quantity", "{text}", {"text": text})
+        raise fault(f'{value!r} is not a quantity; write a string such as "25 GB/s", or a number')
     return value
 
 
@@ -109,8 +113,7 @@ class CurveFile(Strict):
     @model_validator(mode="after")
     def _same_length(self) -> Self:
         if len(self.at) != len(self.share):
-            text = f"at has {len(self.at)} entries, share {len(self.share)}; both need the same number"
-            raise PydanticCustomError("length", "{text}", {"text": text})
+            raise fault(f"at has {len(self.at)} entries, share {len(self.share)}; both need the same number")
         return self
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.exchange import BYTES_PER_ELEMENT, EXCHANGES
@@ -30,6 +29,7 @@ from moebench.workloads.schema import (
     Text,
     Width,
     choice,
+    fault,
     pattern,
 )
 
@@ -54,11 +54,11 @@ ONE_DEVICE = "1x1"
 
 def _experts_rule(rule: Any) -> str:
     if isinstance(rule, bool) or not isinstance(rule, (str, int)):
-        raise PydanticCustomError("experts", "{text}", {"text": f"{rule!r} is neither a rule in quotes nor a number"})
+        raise fault(f"{rule!r} is neither a rule in quotes nor a number")
     try:
         experts_for(str(rule), 1)
     except InputError as error:
-        raise PydanticCustomError("experts", "{text}", {"text": str(error)}) from None
+        raise fault(error) from None
     return str(rule)
 
 
@@ -79,6 +79,16 @@ GateLabel = Annotated[
 ]
 
 
+class Described(Strict):
+    """What an experiment of any kind says of itself."""
+
+    name: Name
+    title: Text
+    question: Text
+    not_published: list[Text] = Field(default_factory=list)
+    caveats: list[Text] = Field(default_factory=list)
+
+
 class RoutingFile(Strict):
     """Where the tokens want to go."""
 
@@ -90,8 +100,7 @@ class RoutingFile(Strict):
     @model_validator(mode="after")
     def _path_of_a_trace(self) -> Self:
         if (self.kind == "trace") != (self.path is not None):
-            text = "path is the recorded file of kind = 'trace', and only of that kind"
-            raise PydanticCustomError("path", "{text}", {"text": text})
+            raise fault("path is the recorded file of kind = 'trace', and only of that kind")
         return self
 
 
@@ -124,13 +133,10 @@ class FigureFile(Strict):
     row: Annotated[str, choice("row", ("gate",))] = "gate"
 
 
-class LayerExperimentFile(Strict):
+class LayerExperimentFile(Described):
     """One figure or table: grids are lists, and where a paper is silent the first entry is the default."""
 
     kind: Literal["layer"] = "layer"
-    name: Name
-    title: Text
-    question: Text
     metric: Annotated[str, choice("metric", METRICS)]
     systems: Annotated[list[SystemName], Field(min_length=1)]
     gates: Annotated[list[GateLabel], Field(min_length=1)]
@@ -145,28 +151,24 @@ class LayerExperimentFile(Strict):
     sweep_systems: list[SystemName] = Field(default_factory=list)
     shipped_gates: list[GateLabel] = Field(default_factory=list)
     figure: FigureFile | None = None
-    not_published: list[Text] = Field(default_factory=list)
-    caveats: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _compares_its_own_systems(self) -> Self:
         if self.figure is None or (self.figure.kind == "breakdown" and self.figure.baseline is None):
             return self
         if self.figure.baseline not in self.systems:
-            text = str(one_of("baseline", self.figure.baseline or "", self.systems, "figure"))
-            raise PydanticCustomError("baseline", "{text}", {"text": text})
+            raise fault(one_of("baseline", self.figure.baseline or "", self.systems, "figure"))
         return self
 
     @model_validator(mode="after")
     def _sweeps_its_own_gates(self) -> Self:
         for system in self.sweep_systems:
             if system not in self.systems:
-                text = str(one_of("sweep system", system, self.systems))
-                raise PydanticCustomError("system", "{text}", {"text": text})
+                raise fault(one_of("sweep system", system, self.systems))
         for what, gates in (("sweep gate", self.sweep_gates), ("shipped gate", self.shipped_gates)):
             for gate in gates:
                 if gate not in self.gates:
-                    raise PydanticCustomError("gate", "{text}", {"text": str(one_of(what, gate, self.gates))})
+                    raise fault(one_of(what, gate, self.gates))
         return self
 
 
@@ -190,13 +192,10 @@ class KernelGridFile(Strict):
     )
 
 
-class KernelExperimentFile(Strict):
+class KernelExperimentFile(Described):
     """Calls of kernels, each on one device of every node type."""
 
     kind: Literal["kernel"]
-    name: Name
-    title: Text
-    question: Text
     metric: Annotated[str, choice("metric", KERNEL_METRICS)]
     kernels: Annotated[list[KernelGridFile], Field(min_length=1)]
     node_types: Annotated[list[Name], Field(min_length=1)]
@@ -204,15 +203,12 @@ class KernelExperimentFile(Strict):
         default_factory=lambda: [ONE_DEVICE]
     )
     figure: KernelFigureFile | None = None
-    not_published: list[Text] = Field(default_factory=list)
-    caveats: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _compares_its_own_implementations(self) -> Self:
         names = [name for grid in self.kernels for name in grid.implementations]
         if self.figure is not None and self.figure.baseline not in names:
-            text = str(one_of("baseline", self.figure.baseline, names, "figure"))
-            raise PydanticCustomError("baseline", "{text}", {"text": text})
+            raise fault(one_of("baseline", self.figure.baseline, names, "figure"))
         return self
 
 
@@ -223,13 +219,10 @@ class ExchangeFigureFile(Strict):
     baseline: Annotated[str, choice("baseline", tuple(EXCHANGES))]
 
 
-class ExchangeExperimentFile(Strict):
+class ExchangeExperimentFile(Described):
     """Exchanges between all ranks, each payload on each topology; the first is assumed where a claim names none."""
 
     kind: Literal["exchange"]
-    name: Name
-    title: Text
-    question: Text
     metric: Annotated[str, choice("metric", EXCHANGE_METRICS)]
     exchanges: Annotated[list[Annotated[str, choice("exchange", tuple(EXCHANGES))]], Field(min_length=1)]
     payloads: Annotated[list[Quantity], Field(min_length=1)]
@@ -240,14 +233,11 @@ class ExchangeExperimentFile(Strict):
     node_types: Annotated[list[Name], Field(min_length=1)]
     also: list[Annotated[str, pattern("a topology: write 8x4-titan-rtx", TOPOLOGY)]] = Field(default_factory=list)
     figure: ExchangeFigureFile | None = None
-    not_published: list[Text] = Field(default_factory=list)
-    caveats: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _compares_its_own_exchanges(self) -> Self:
         if self.figure is not None and self.figure.baseline not in self.exchanges:
-            text = str(one_of("baseline", self.figure.baseline, self.exchanges, "figure"))
-            raise PydanticCustomError("baseline", "{text}", {"text": text})
+            raise fault(one_of("baseline", self.figure.baseline, self.exchanges, "figure"))
         return self
 
 
@@ -264,18 +254,15 @@ class GateTrainingFile(Strict):
     @model_validator(mode="after")
     def _clusters_have_room(self) -> Self:
         if self.clusters > self.d_model:
-            text = f"clusters = {self.clusters}: at most d_model = {self.d_model}, as their centres are at right angles"
-            raise PydanticCustomError("clusters", "{text}", {"text": text})
+            most = f"at most d_model = {self.d_model}, as their centres are at right angles"
+            raise fault(f"clusters = {self.clusters}: {most}")
         return self
 
 
-class GateExperimentFile(Strict):
+class GateExperimentFile(Described):
     """Routing rules by themselves, and which systems keep them."""
 
     kind: Literal["gate"]
-    name: Name
-    title: Text
-    question: Text
     metric: Annotated[str, choice("metric", GATE_METRICS)]
     systems: Annotated[list[Name], Field(min_length=1)]
     gates: Annotated[list[GateLabel], Field(min_length=1)]
@@ -292,14 +279,12 @@ class GateExperimentFile(Strict):
         default_factory=lambda: [ONE_DEVICE]
     )
     figure: None = None
-    not_published: list[Text] = Field(default_factory=list)
-    caveats: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _trains_its_own_gates(self) -> Self:
         for gate in self.training.gates if self.training else ():
             if gate not in self.gates:
-                raise PydanticCustomError("gate", "{text}", {"text": str(one_of("trained gate", gate, self.gates))})
+                raise fault(one_of("trained gate", gate, self.gates))
         return self
 
 
@@ -318,13 +303,10 @@ class ModelFigureFile(Strict):
     baseline: SystemName
 
 
-class ModelExperimentFile(Strict):
+class ModelExperimentFile(Described):
     """Training steps of whole models; the first reading is the default."""
 
     kind: Literal["model"]
-    name: Name
-    title: Text
-    question: Text
     metric: Annotated[str, choice("metric", MODEL_METRICS)]
     systems: Annotated[list[SystemName], Field(min_length=1)]
     models: Annotated[list[SystemName], Field(min_length=1)]
@@ -334,8 +316,6 @@ class ModelExperimentFile(Strict):
     readings: Annotated[list[ModelReadingFile], Field(min_length=1)]
     clusters: dict[Name, Name] = Field(default_factory=dict)
     figure: ModelFigureFile | None = None
-    not_published: list[Text] = Field(default_factory=list)
-    caveats: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _readings_fit(self) -> Self:
@@ -343,23 +323,20 @@ class ModelExperimentFile(Strict):
             for node_type in self.node_types:
                 given = reading.batches.get(node_type, [])
                 if len(given) != len(self.models):
-                    text = f"reading {reading.name}: batches.{node_type} has {len(given)} of {len(self.models)} numbers"
-                    raise PydanticCustomError("batches", "{text}", {"text": text})
+                    has = f"batches.{node_type} has {len(given)} of {len(self.models)} numbers"
+                    raise fault(f"reading {reading.name}: {has}")
             for node_type in (*reading.batches, *reading.dtypes):
                 if node_type not in self.node_types:
-                    text = str(one_of(f"node type of reading {reading.name}", node_type, self.node_types))
-                    raise PydanticCustomError("node_type", "{text}", {"text": text})
+                    raise fault(one_of(f"node type of reading {reading.name}", node_type, self.node_types))
         for node_type in self.clusters.values():
             if node_type not in self.node_types:
-                text = str(one_of("node type of clusters", node_type, self.node_types))
-                raise PydanticCustomError("node_type", "{text}", {"text": text})
+                raise fault(one_of("node type of clusters", node_type, self.node_types))
         return self
 
     @model_validator(mode="after")
     def _compares_its_own_systems(self) -> Self:
         if self.figure is not None and self.figure.baseline not in self.systems:
-            text = str(one_of("baseline", self.figure.baseline, self.systems, "figure"))
-            raise PydanticCustomError("baseline", "{text}", {"text": text})
+            raise fault(one_of("baseline", self.figure.baseline, self.systems, "figure"))
         return self
 
 
@@ -394,5 +371,5 @@ class SuiteFile(Strict):
         names = [experiment.name for experiment in self.experiments]
         for name in names:
             if names.count(name) > 1:
-                raise PydanticCustomError("twice", "{text}", {"text": f"two experiments are named {name!r}"})
+                raise fault(f"two experiments are named {name!r}")
         return self

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moebench.workloads.errors import InputError
+from moebench.workloads.load_decoder import load_decoder
 from moebench.workloads.load_machine import load_hardware, load_topology
 from moebench.workloads.load_model import load_model
 from moebench.workloads.load_suite import load_suite
@@ -68,6 +69,8 @@ def _check_topology(path: Path) -> str:
 
 def _check_model(path: Path) -> str:
     model = load_model(str(path.absolute()))
+    if read_toml(path).data.get("decoder") is not None:
+        load_decoder(str(path.absolute()))
     sizes = f"{model.experts} experts of {model.d_model} x {model.d_ffn}, {model.activation}, {model.dtype}"
     return f"{path}: model {model.title}, gate {model.gate}, {sizes}"
 

@@ -15,6 +15,7 @@ from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with, re
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
 from moebench.plan_models import workload_of
 from moebench.results.rows import Row
+from moebench.workloads.figure_lists import tuned
 from moebench.workloads.suite import ModelExperiment, ModelReading, Suite
 
 SPEEDUP, REDUCTION = "step_speedup", "exposed_comm_reduction"
@@ -253,14 +254,8 @@ def _check_numbers(steps: Table, points: Sequence[Point], names: Sequence[str], 
 
 
 def _is(name: str, system: str) -> bool:
-    """Whether a row's system is the one of a name, or a variant that a paper's tuning would have tried.
-
-    A name without options stands for variants in the number of chunks; other options make another system.
-    """
-    if not name or name == system:
-        return True
-    stem, *pairs = system.split("+")
-    return stem == name and all(pair.startswith("degree=") for pair in pairs)
+    """Whether a row's system is the one of a name; every one is where none is named."""
+    return not name or tuned(name, system)
 
 
 def _rivals(claim: Claim, systems: Sequence[str]) -> list[str]:

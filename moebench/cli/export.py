@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from moebench.cli.paths import OutputFile
+from moebench.cli.trace import write_timeline
 
 FORMATS = ("nccl-tests", "perfetto", "csv", "markdown")
 
@@ -32,7 +33,7 @@ def command(
     _refuse(form, case, experiments, metrics)
     if form == "perfetto":
         assert case is not None
-        _write_trace(run, case, output)
+        write_timeline(run, case, output)
         return
     folder = RunFolder.open(run)
     _known(folder, experiments)
@@ -83,21 +84,4 @@ def _write(text: str, output: Path | None) -> None:
         return
     with storage(output):
         write_atomically(output, text)
-    click.echo(output)
-
-
-def _write_trace(run: Path, case: str, output: Path | None) -> None:
-    import json
-
-    from moebench.perfetto import chrome_trace, write_trace
-    from moebench.results.store import storage
-    from moebench.sim.recorded import load_case
-
-    recorded = load_case(run, case)
-    document = chrome_trace(recorded.programs, recorded.replayed(), recorded.case.name)
-    if output is None:
-        click.echo(json.dumps(document, separators=(",", ":"), allow_nan=False))
-        return
-    with storage(output):
-        write_trace(document, output)
     click.echo(output)

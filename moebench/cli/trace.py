@@ -23,12 +23,20 @@ def command(run: Path, case: str, output: Path) -> None:
 
     CASE is a case's name, or a part of it that no other case has.
     """
-    from moebench.perfetto import chrome_trace, write_trace
+    write_timeline(run, case, output)
+
+
+def write_timeline(run: Path, case: str, output: Path | None) -> None:
+    """Write the timeline of a case to a file, or to standard output."""
+    from moebench.perfetto import chrome_trace, trace_text, write_trace
     from moebench.results.store import storage
     from moebench.sim.recorded import load_case
 
     recorded = load_case(run, case)
     document = chrome_trace(recorded.programs, recorded.replayed(), recorded.case.name)
+    if output is None:
+        click.echo(trace_text(document))
+        return
     with storage(output):
         write_trace(document, output)
     click.echo(output)

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from moebench.compare.escape import plain
 from moebench.export.order import natural
-from moebench.results.rows import Row
+from moebench.results.rows import HOT, Row
 from moebench.results.store import RunFolder
 from moebench.workloads.errors import InputError
 from moebench.workloads.exchange import BYTES_PER_ELEMENT
@@ -19,7 +19,6 @@ from moebench.workloads.machine import Topology
 METRIC = "collective_time"
 TYPES = {"fp64": "double", "fp32": "float", "bf16": "bfloat16", "fp16": "half"}
 MICRO, GIGA = 1e6, 1e9
-HOT = ("", "hot")
 UNCHECKED = "N/A"
 _HEADING = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}"
 _LINE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}"

@@ -267,15 +267,13 @@ def _y_axis(axis: Any, drawing: Drawing, grid: Grid) -> None:
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         return
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    reported = [p.value for p in drawing.points if p.source == REPORTED and p.value is not None]
-    top = max([*ends, *reported])
-    spread = [v for v in (*ends, *reported) if v]
-    if grid.figure.value == SPEEDUP and not grid.figure.has_bars and top < 1.5 and min(spread) > 0.7:
-        margin = 0.12 * max(top - min(*spread, 1.0), 0.05)
-        axis.set_ylim(min(*spread, 1.0) - margin, top + 1.6 * margin)  # around no difference: zero is far away
+    top, least = max(ends, default=0.0), min([*ends, 1.0])
+    if grid.figure.value == SPEEDUP and not grid.figure.has_bars and top < 1.5 and least > 0.7:
+        margin = 0.12 * max(top - least, 0.05)
+        axis.set_ylim(least - margin, top + 1.6 * margin)  # around no difference: zero is far away
     else:
         below = min([v for p in drawing.points for v in (p.value, p.low) if v is not None], default=0.0)
-        axis.set_ylim(min(0.0, 1.13 * below), 1.13 * max(top, 0.0) or 1.0)
+        axis.set_ylim(min(0.0, 1.13 * below), 1.13 * top or 1.0)
 
 
 def _legend(drawing: Drawing, grid: Grid, series: dict[str, tuple[Any, str, str]]) -> list[tuple[Any, str]]:

@@ -9,7 +9,7 @@ from moebench.claims.query import drawn, speedups
 from moebench.claims.reported import readings
 from moebench.claims.scope import CantAnswer
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
-from moebench.figures.points import OBTAINED, OUT_OF_MEMORY, REGION, Grid, Point
+from moebench.figures.points import HOST, OBTAINED, OUT_OF_MEMORY, REGION, Grid, Point
 from moebench.figures.selected import Selected, select
 from moebench.results.rows import CPU_BOUND, Row
 from moebench.workloads.errors import InputError
@@ -18,7 +18,6 @@ from moebench.workloads.figure_lists import stands_for
 from moebench.workloads.suite import AnyExperiment, Suite
 
 REGION_TIME, HOST_BOUND, STEP_TIME = "region_time", "host_bound", "step_time"
-HOST = "host"  # waiting for the next launch
 INTERVAL = (5, 95)
 THE_OTHERS, NOT_COMPARABLE = "the others", "not comparable"
 

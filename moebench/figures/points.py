@@ -10,6 +10,7 @@ from moebench.workloads.suite import AnyExperiment
 REPORTED, OBTAINED, NOT_PUBLISHED = "reported", "obtained", "not published"
 OUT_OF_MEMORY = "out of memory"
 REGION = "region"
+HOST = "host"  # the part of a step in which the device waits for its next launch
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,17 @@ class Grid:
     @property
     def unit(self) -> str:
         """Of its values; empty for a ratio or a count."""
-        fixed = {SPEEDUP: "", REDUCTION: "%"}
-        return fixed[self.figure.value] if self.figure.value in fixed else QUANTITIES[self.metric][1]
+        return self._unit_and_scale[0]
 
     @property
     def scale(self) -> float:
         """How much of the unit of rows its own unit is."""
-        fixed = {SPEEDUP: 1.0, REDUCTION: 0.01}
-        return fixed[self.figure.value] if self.figure.value in fixed else QUANTITIES[self.metric][2]
+        return self._unit_and_scale[1]
+
+    @property
+    def _unit_and_scale(self) -> tuple[str, float]:
+        fixed = {SPEEDUP: ("", 1.0), REDUCTION: ("%", 0.01)}
+        return fixed.get(self.figure.value) or QUANTITIES[self.metric][1:]
 
     def places(self) -> Iterator[dict[str, str]]:
         """Every place, panel by panel."""

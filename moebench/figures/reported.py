@@ -7,6 +7,7 @@ from moebench.claims.scope import is_size, named
 from moebench.figures.points import NOT_PUBLISHED, REPORTED, Grid, Point
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.figure import SPEEDUP, SYSTEM
+from moebench.workloads.figure_lists import tuned
 
 RELATIONS = {"max-over": "up to", "mean-over": "mean", "at-least": "at least", "at-most": "at most", "equal": ""}
 _TIMES = ("us", "ms", "s", "minutes", "hours")
@@ -78,16 +79,10 @@ def _value(grid: Grid, claim: Claim) -> float:
     )
 
 
-def _is(name: str, system: str) -> bool:
-    """Whether a system is the one of a name, or that in some number of chunks."""
-    stem, *options = system.split("+")
-    return name == system or (name == stem and all(option.startswith("degree=") for option in options))
-
-
 def _fits(claim: Claim, name: str) -> Callable[[str], bool] | None:
     """Whether a value of a list is what a claim is about; None where the claim leaves the list open."""
     if name == SYSTEM:
-        return (lambda value: any(_is(name, value) for name in own_names(claim))) if claim.system else None
+        return (lambda value: any(tuned(name, value) for name in own_names(claim))) if claim.system else None
     if name == "op":
         known = implementations().get(claim.system)
         return (lambda value: value == known[0]) if known else None

@@ -4,13 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from moebench.results.rows import Row
+from moebench.results.rows import HOT, Row
 from moebench.workloads.exchange import size_words
 from moebench.workloads.figure import CLUSTER
 from moebench.workloads.figure_lists import cluster_of
 from moebench.workloads.suite import AnyExperiment, ModelExperiment
-
-HOT = ("", "hot")
 
 Place = tuple[tuple[str, str], ...]  # names of lists with their values, sorted
 

@@ -4,18 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from moebench.figures.draw import entries_in_a_line
-from moebench.figures.points import NOT_PUBLISHED, OBTAINED, REGION, Drawing, Grid, Point
+from moebench.figures.points import HOST, NOT_PUBLISHED, OBTAINED, REGION, Drawing, Grid, Point
 from moebench.figures.style import GRID, HATCHES, INK, MOST_PANELS, MUTED, WIDTHS_IN, palette
 from moebench.figures.words import panel_title, value_label
+from moebench.kernels.region import REGIONS
 from moebench.report.parts import number
 
 ROW_IN, AROUND_IN, LEGEND_LINE_IN = 0.17, 0.55, 0.14
 LEAST_SHARE, OTHER = 0.03, "other"  # of a step that a region takes somewhere to be told apart
-# Order of a step; what is not here follows.
-REGIONS = (
-    "gate", "dispatch", "exchange", "experts", "combine", "attention", "dense", "loss", "grad-sync", "optimizer",
-    "host",
-)  # fmt: skip
 
 
 def draw_stacks(drawing: Drawing) -> Any:
@@ -67,7 +63,7 @@ def _looks(
             if REGION in p.at:
                 share = (p.value or 0.0) / totals[p.at[grid.figure.x]]
                 shares[p.at[REGION]] = max(share, shares.get(p.at[REGION], 0.0))
-    seen = [r for r in (*REGIONS, *sorted(set(shares) - set(REGIONS))) if shares.get(r, 0.0) >= LEAST_SHARE]
+    seen = [r for r in (*REGIONS, HOST) if shares.get(r, 0.0) >= LEAST_SHARE]  # in the order of a step
     looks = {r: (colour, HATCHES[i % len(HATCHES)]) for i, (r, colour) in enumerate(zip(seen, palette(len(seen))))}
     return looks | ({OTHER: (GRID, "")} if len(seen) < len(shares) else {})
 

@@ -4,9 +4,11 @@ tell apart, each with a mark and a hatch of its own, and bytes that depend on no
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from moebench.results.store import write_atomically
 from moebench.workloads.figure import COLUMN, PAGE
 
 WIDTHS_IN = {COLUMN: 3.35, PAGE: 7.0}
@@ -87,4 +89,6 @@ def palette(count: int) -> list[Any]:
 
 def save(figure: Any, path: Path, form: str, title: str = "") -> None:
     """Write a figure in one of `FORMATS`, with a title for programs; the same figure gives the same bytes."""
-    figure.savefig(path, format=form, metadata=NOTHING[form] | {"Title": title})
+    data = BytesIO()
+    figure.savefig(data, format=form, metadata=NOTHING[form] | {"Title": title})
+    write_atomically(path, data.getvalue())

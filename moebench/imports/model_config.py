@@ -169,7 +169,7 @@ def _dtype(config: Config) -> str:
     for key in DTYPE_KEYS:
         value = config.get(key)
         if value is not None:
-            if value not in DTYPES:
+            if not isinstance(value, str) or value not in DTYPES:
                 raise one_of(key, value, DTYPES, str(config.path))
             return DTYPES[value]
     return "bf16"

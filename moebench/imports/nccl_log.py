@@ -20,11 +20,12 @@ COLLECTIVES = {
     "reduce_scatter": "reduce_scatter",
 }
 FEWEST_SIZES = 4
+LEAST_US = 1e-3  # of a time
 LEAST_SPAN = 64  # of the largest size over the smallest: latency and bandwidth have to show
 
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+(\d+)\s+\[\S+\]\s+(.*\S)")
+_RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s.*?\bon\s+(\S+)\s+device\s+(\d+)\s+\[\S+\]\s+(.*\S)")
 _NAMED = re.compile(r"(all_reduce|alltoall|all_gather|reduce_scatter)(?:_perf)?\b", re.IGNORECASE)
-_ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+([a-z]\w*)\s+(\w+)\s+(-?\d+)\s+(.*)")
+_ROW = re.compile(r"\s*(\d{1,18})\s+(\d+)\s+([a-z]\w*)\s+(\w+)\s+(-?\d+)\s+(.*)")
 _BUS = {"all_reduce": lambda n: 2 * (n - 1) / n}  # busbw over algbw of n ranks; of all others (n - 1) / n
 
 
@@ -95,9 +96,10 @@ def _points(lines: Sequence[str], path: Path) -> tuple[tuple[Point, ...], list[f
             time_us, algorithmic, bus, wrong = cells[first : first + 4]
             if wrong not in ("N/A", "0"):
                 raise InputError(f"{path}, line {number}: #wrong is {wrong}; times of wrong results say nothing")
-            times.append(_positive(time_us, path, number) * 1e-6)
-            if float(algorithmic) >= 1:  # with enough digits
-                ratios.append(float(bus) / float(algorithmic))
+            times.append(_number(time_us, "time", path, number, LEAST_US) * 1e-6)
+            rate, bus_rate = (_number(text, "bandwidth", path, number) for text in (algorithmic, bus))
+            if rate >= 1:  # with enough digits
+                ratios.append(bus_rate / rate)
         redops.add(match[4])
         if size > 0:
             earlier = found[size].seconds if size in found else ()
@@ -111,13 +113,13 @@ def _points(lines: Sequence[str], path: Path) -> tuple[tuple[Point, ...], list[f
     return points, ratios, redops
 
 
-def _positive(text: str, path: Path, number: int) -> float:
+def _number(text: str, what: str, path: Path, line: int, least: float = 0.0) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < 1e12:
-        raise InputError(f"{path}, line {number}: time {text!r} is no positive number of microseconds")
+        value = -1.0
+    if not least <= value < 1e12:
+        raise InputError(f"{path}, line {line}: {what} {text!r} is not what nccl-tests print")
     return value
 
 

@@ -147,7 +147,7 @@ def _imported(router: str) -> Callable[..., Any]:
             found: Any = import_module(module)
             for part in name.split("."):
                 found = getattr(found, part)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"--router {router}: can't be imported: {type(error).__name__}: {error}") from error
     if isinstance(found, type) or not callable(found):
         what = "a class" if isinstance(found, type) else "nothing that can be called"
@@ -187,7 +187,7 @@ def _asked(name: str, ask: Callable[..., Any], x_TD: Tensor | None) -> Tensor:
     try:
         with torch.no_grad():
             found = ask() if x_TD is None else ask(x_TD)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
     found = found[0] if isinstance(found, tuple | list) and found else found
     found = torch.from_numpy(found) if isinstance(found, np.ndarray) else found

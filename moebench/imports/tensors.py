@@ -70,7 +70,8 @@ def read_tensors(path: Path) -> Tensors:
     except (
         OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile
     ) as error:  # fmt: skip
-        raise InputError(f"{path}: can't be read as {path.suffix}: {' '.join(str(error).split())[:200]}") from None
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{path}: can't be read as {path.suffix}: {reason}") from None
     found = {name: x for name, x in found.items() if x.dtype.is_floating_point}
     return Tensors(path, {name: tuple(x.shape) for name, x in found.items()}, found.__getitem__)
 
@@ -114,6 +115,8 @@ def _safetensors(path: Path) -> Tensors:
         if length > min(size - 8, _MOST_HEADER_BYTES):
             raise ValueError("its header is longer than the file")
         header, first = json.loads(file.read(length)), 8 + length
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
     places = {}
     for name, about in header.items():
         if name == "__metadata__":

@@ -27,7 +27,11 @@ def write_checked(path: Path, write: Callable[[Path], object], check: Callable[[
         with tempfile.TemporaryDirectory(prefix=".moebench-", dir=path.parent) as folder:
             scratch = Path(folder) / path.name
             write(scratch)
-            said = check(scratch)
+            try:
+                said = check(scratch)
+            except InputError as error:
+                told = str(error).replace(str(scratch.absolute()), str(path)).replace(str(scratch), str(path))
+                raise InputError(f"not written, as it would not be valid: {told}") from None
             shutil.move(scratch, path)
     except OSError as error:
         raise InputError(f"{path}: can't write: {error.strerror}") from error

@@ -14,6 +14,7 @@ from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
 from moebench.report.kernel_figures import kernel_figure
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, times
+from moebench.results.rows import HOT
 from moebench.results.store import RunFolder
 from moebench.workloads.suite import KernelExperiment
 
@@ -87,7 +88,7 @@ def _on_one_device(own: pd.DataFrame) -> pd.DataFrame:
     measured = own[own["engine"] != "sim"]
     first = measured if not measured.empty else own
     kept = first[first["topology"] == first["topology"].iloc[0]]
-    return kept[kept["regime"].isin(["", "hot"])]
+    return kept[kept["regime"].isin(HOT)]
 
 
 def _what_is_called(experiment: KernelExperiment, shown: pd.DataFrame) -> str:
@@ -253,7 +254,7 @@ def _case_table(own: pd.DataFrame) -> Table:
 
 
 def _call_row(row: pd.Series) -> list[str]:
-    regime = f" ({row['regime']})" if row["regime"] not in ("", "hot") else ""
+    regime = f" ({row['regime']})" if row["regime"] not in HOT else ""
     has_number = pd.notna(row["value"])
     return [
         row["case"] + regime,

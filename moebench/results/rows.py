@@ -20,6 +20,7 @@ TIMES = ("step_time", "kernel_time", "collective_time")
 SUPPORTED = "supported"  # 1 where a system keeps a rule
 SUBJECTS = (*TIMES, SUPPORTED)  # the metric that a case is about, in the order of those
 STATUSES = ("passed", "wrong", "failed", "out-of-memory", "unsupported", "skipped")
+HOT = ("", "hot")  # detail["regime"] of rows that stand for their case: none, or called in a loop
 CPU_BOUND = "cpu-bound"  # detail["mark"] of a summary whose processors set the pace of a network; nothing judges by it
 
 

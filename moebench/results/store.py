@@ -8,7 +8,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -234,18 +234,22 @@ class RunFolder:
             os.close(descriptor)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by `text` in one step."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file by `content` in one step."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         # A path that is not UTF-8 comes from the system as surrogates, which go back to the same bytes.
-        with open(scratch, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
+        data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+        with open(scratch, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        if isinstance(error, OSError) and str(error.filename) == str(scratch):
+            error.filename = str(path)  # the only name that anybody gave
         raise
 
 

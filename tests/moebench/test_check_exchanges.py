@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from moebench import check_exchanges
+from moebench import check_exchanges, ranks
 from moebench.check_exchanges import check
 from moebench.workloads.exchange import BYTES_PER_ELEMENT, EXCHANGES
 from tests.moebench import exchange_functions
@@ -34,8 +34,8 @@ def test_every_exchange_is_right_in_every_dtype():
 def test_what_passed_is_not_run_again(monkeypatch):
     """Remembered by exchange, dtype and the code."""
     starts = []
-    real = check_exchanges.run_ranks
-    monkeypatch.setattr(check_exchanges, "run_ranks", lambda *a, **k: starts.append(a) or real(*a, **k))
+    real = ranks.run_ranks
+    monkeypatch.setattr(ranks, "run_ranks", lambda *a, **k: starts.append(a) or real(*a, **k))
     assert statuses(case("leader"), case("2d")) == [("passed", "")] * 2
     assert statuses(case("2d"), case("leader")) == [("passed", "")] * 2
     assert len(starts) == 1

@@ -1,3 +1,4 @@
+import errno
 import gzip
 import json
 from collections import defaultdict
@@ -96,6 +97,17 @@ def test_ranks_are_processes_and_collectives_join_them():
     meeting = [e for e in found if e.get("cat") == "meeting"]
     assert [(e["ph"], e["pid"]) for e in meeting] == [("s", 0), ("f", 1)]
     assert all(e["tid"] not in (HOST, COMPUTE_THREAD) for e in meeting)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Where the last step fails nothing stays, not even a part."""
+    def refuse(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("moebench.results.store.os.replace", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_trace(document([overlapped()]), tmp_path / "t.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_are_json_compressed_where_asked(tmp_path):

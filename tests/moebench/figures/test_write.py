@@ -1,6 +1,7 @@
 """Files of figures: the same bytes each time, every number in the CSV, nothing drawn that is not a point."""
 
 import csv
+import errno
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -12,6 +13,7 @@ from moebench.figures.reported import unpublished
 from moebench.figures.stack import draw_stacks
 from moebench.figures.style import WIDTHS_IN, print_style
 from moebench.figures.write import caption, csv_of, write_figures
+from moebench.workloads.errors import InputError
 from moebench.workloads.figure import PaperFigure
 
 TIME = PaperFigure(
@@ -54,6 +56,17 @@ def test_the_same_figures_are_the_same_bytes(tmp_path):
         assert data == (tmp_path / "second" / name).read_bytes(), name
         assert b"Matplotlib" not in data
         assert b"CreationDate" not in data
+
+
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Where the last step fails no part of it stays."""
+    def refuse(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("moebench.results.store.os.replace", refuse)
+    with pytest.raises(InputError, match="can't write: No space"):
+        write_figures([times()], tmp_path, ("svg",))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_csv_holds_every_point():
@@ -128,9 +141,9 @@ def test_a_caption_says_what_is_hollow_and_whose_number_it_is():
     assert reason == "**Times** (`times`). Published: four of six bars. Not drawn: nobody could read it.\n\n"
 
 
-@pytest.mark.parametrize("values", [(1.0, 1.0), (0.01, 900.0), (1e-3, 1e5)])
+@pytest.mark.parametrize("values", [(1.0, 1.0), (0.01, 900.0), (1e-3, 1e5), (0.0, 0.0)])
 def test_any_values_can_be_drawn(tmp_path, values):
-    """Equal ones, and such as lie decades apart, as lines with and without intervals."""
+    """Equal ones, such as lie decades apart, and nothing but zeros, as lines with and without intervals."""
     figure = replace(TIME, name="lines", value="speedup", baseline="a", mark="", panel="", series="")
     grid = Grid(figure, "layer", "step_time", ("8", "16"), ("",), ("",), {"system": "b"})
     points = [Point(OBTAINED, {"batch_size": x}, v, evidence="local") for x, v in zip(grid.x, values)]

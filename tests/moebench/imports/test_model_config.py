@@ -124,6 +124,7 @@ def test_what_a_layer_has_no_word_for_is_a_note(tmp_path):
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is above num_local_experts = 8"),
         ("mixtral", {"hidden_act": "gelu_new"}, "unknown hidden_act 'gelu_new'; choose one of: silu, swish"),
         ("mixtral", {"torch_dtype": "int8"}, "unknown torch_dtype 'int8'; choose one of: bfloat16, float16"),
+        ("mixtral", {"torch_dtype": ["bfloat16"]}, r"unknown torch_dtype \['bfloat16'\]"),
         ("deepseek_v3", {"n_group": 7}, "its gate sigmoid-8.* has no meaning: gate sigmoid: experts = 256 is no"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "unknown scoring_func 'softmax'"),
     ],
@@ -142,7 +143,7 @@ def test_what_is_no_json_object_is_told(tmp_path, text):
 
 
 def test_the_command_writes_a_checked_file_and_lists_what_it_left(tmp_path, capsys, monkeypatch):
-    """Named as the model; widths beyond any model are refused by the file's own check, and nothing is written."""
+    """Named as the model; what the file's own check refuses, of layer or decoder, is not written."""
     moebench = Moebench(capsys)
     monkeypatch.chdir(tmp_path)
     path = config(tmp_path, "mixtral")
@@ -152,6 +153,10 @@ def test_the_command_writes_a_checked_file_and_lists_what_it_left(tmp_path, caps
     assert 'title = "Ours \\"x\\""' in (moebench("import", "model", path, "--name", 'Ours "x"'),
                                       (tmp_path / "ours-x.toml").read_text())[1]  # fmt: skip
     config(tmp_path, "mixtral", hidden_size=2**40)
-    assert "d_model" in moebench.refused("import", "model", path, "-o", "x.toml")
+    assert "not written, as it would not be valid: x.toml, line 5: d_model" in moebench.refused(
+        "import", "model", path, "-o", "x.toml"
+    )
+    config(tmp_path, "mixtral", num_key_value_heads=5)
+    assert "kv_heads" in moebench.refused("import", "model", path, "-o", "x.toml")
     assert not (tmp_path / "x.toml").exists()
     assert "No such file" in moebench.refused("import", "model", "nowhere.json")

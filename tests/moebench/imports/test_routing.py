@@ -28,6 +28,7 @@ def wrong(x): return x.sum()
 def short(x): return x[:-1]
 def fails(x): raise RuntimeError("no luck")
 def infinite(x): return x / 0
+def leaves(x): raise SystemExit(0)
 """
 
 
@@ -91,6 +92,7 @@ def test_what_can_be_called_is_asked(tmp_path, monkeypatch):
         ("short", r"gives logits \(8, 6\) for 9 tokens"),
         ("fails", "fails: RuntimeError: no luck"),
         ("infinite", "not all finite"),
+        ("leaves", "leaves: SystemExit: 0"),
     ):
         with pytest.raises(InputError, match=words):
             of_router(f"ours_to_ask:{name}", tokens=9, d_model=6)
@@ -138,7 +140,9 @@ def test_weights_that_are_not_clear_are_told(tmp_path, weights):
     with pytest.raises(InputError, match="holds 3 tokens, --tokens asks for 4"):
         of_router(str(path), tokens=4, hidden=tmp_path / "hidden.npy", key=key)
     whole = path.read_bytes()
-    for number, damaged in enumerate((b"", whole[:40], whole[:-9], b"\xff" * 64, whole.replace(b"[4, 6]", b"[4, 7]"))):
+    no_table = b"\2" + bytes(7) + b"[]"
+    other_shape = whole.replace(b"[4, 6]", b"[4, 7]")
+    for number, damaged in enumerate((b"", no_table, whole[:40], whole[:-9], b"\xff" * 64, other_shape)):
         bad = tmp_path / f"bad{number}.safetensors"
         bad.write_bytes(damaged)
         with pytest.raises(InputError, match=r"can't be read as .safetensors"):
