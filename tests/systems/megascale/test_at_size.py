@@ -71,7 +71,7 @@ def test_keeping_less_lowers_the_peak_by_what_is_not_kept(name):
 
 
 def test_chunks_send_as_much_in_more_messages():
-    """The same bytes and products; twice the collectives of rows."""
+    """The same bytes and products; in four chunks, four times the collectives of rows."""
     _, plain = traced("internal-352b", DecoderLayer, "sp", "ep-ag")
     _, cut = traced("internal-352b", DecoderLayer, "sp", "ep-ag", chunks=4)
     assert sent_forward(plain.ops) == sent_forward(cut.ops)
