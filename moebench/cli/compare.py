@@ -63,10 +63,10 @@ def conclude(
         raise InputError("--json and --markdown both want standard output: choose one")
     if junit is not None:
         from moebench.compare.documents import to_junit
-        from moebench.results.store import storage
+        from moebench.results.store import storage, write_atomically
 
         with storage(junit):
-            junit.write_bytes(to_junit(comparison))
+            write_atomically(junit, to_junit(comparison))
     if html is not None:
         from moebench.report.comparison_view import write_comparison
         from moebench.results.store import storage

@@ -114,24 +114,25 @@ def _compared(grid: Grid, row: Row, theirs: Sequence[Row], place: Mapping[str, s
     except CantAnswer:  # of another number of draws: another run's rows, put there by hand
         return _without(row, place, NOT_COMPARABLE)
     values, missing = speedups(ours, others)
-    if np.isnan(values[0, 0]) or np.isinf(values[0, 0]):  # without memory, or a time of nothing
+    shown = _shown(grid, values[0])
+    if not np.isfinite(shown[0]):  # without memory, or a time of nothing
         who = {BOTH_OUT: "all", BASELINE_OUT: them, SYSTEM_OUT: row.system}.get(missing[0, 0])
         return _without(row, place, f"{who} {OUT_OF_MEMORY}" if who else NOT_COMPARABLE)
     low = high = None
-    known = values[0, 1:][np.isfinite(values[0, 1:])]
+    known = shown[1:][np.isfinite(shown[1:])]
     if known.size > 1:
         low, high = map(float, np.percentile(known, INTERVAL))
     elif count == 1:
         best = min((r for r in theirs if r.value is not None), key=lambda r: r.value or 0.0)
         if row.low and row.high and best.low and best.high:
-            low, high = best.low / row.high, best.high / row.low
-    value, low, high = (None if v is None else _shown(grid, float(v)) for v in (values[0, 0], low, high))
-    return Point(OBTAINED, place, value, low, high, origin=row.case, evidence=row.engine)
+            low, high = map(float, _shown(grid, np.array([best.low / row.high, best.high / row.low])))
+    return Point(OBTAINED, place, float(shown[0]), low, high, origin=row.case, evidence=row.engine)
 
 
-def _shown(grid: Grid, ratio: float) -> float:
-    """A baseline's over the own: as it is, or how much less the own is."""
-    return ratio if grid.figure.value == SPEEDUP else (1 - 1 / ratio) / grid.scale
+def _shown(grid: Grid, ratios: np.ndarray) -> np.ndarray:
+    """A baseline's over the own: as it is, or how much less the own is, which is all where nothing is left."""
+    with np.errstate(divide="ignore"):
+        return ratios if grid.figure.value == SPEEDUP else (1 - 1 / ratios) / grid.scale
 
 
 def _why(row: Row) -> str:

@@ -139,6 +139,23 @@ def test_models_are_compared_with_the_fastest_variant():
     assert [p.value for p in points_] == [pytest.approx(75.0)] * 2
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "value", "note"),
+    [(0.0, 2.0, 100.0, ""), (2.0, 0.0, None, "not comparable"), (0.0, 0.0, None, "not comparable")],
+)
+def test_nothing_exposed_is_all_saved(ours, theirs, value, note):
+    """Less than something; of nothing no share can be saved."""
+    suite = load_suite("lancet")
+    (figure,) = (f for f in suite.figures if f.name == "fig-13-tutel")
+    grid = Grid.of(figure, next(e for e in suite.experiments if e.name == figure.experiment))
+    own, other = (model_row(s, v, "exposed_communication", "p4de") for s, v in (("lancet", ours), ("tutel", theirs)))
+    found = _compared(grid, own, [other], {}, "tutel")
+    assert (found.value, found.note) == (value, note)
+    drawn = replace(own, draws=(1.0, 0.0, 0.0, 0.0)), replace(other, draws=(2.0,) * 4)
+    several = _compared(grid, drawn[0], [drawn[1]], {}, "tutel")
+    assert (several.value, several.low, several.high) == (50.0, 100.0, 100.0)
+
+
 def model_row(system, value, metric, node_type):
     """A summary of a model of the suite's decomposition, gate switch."""
     size = "4x8"
