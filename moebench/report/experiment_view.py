@@ -1,7 +1,6 @@
 """One section an experiment: its figure redrawn, where the time goes in the cases that matter, and all its cases."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +10,8 @@ from moebench.claims.words import listed
 from moebench.report.breakdown_view import breakdown, breakdown_finding, breakdowns, region_table, timelines
 from moebench.report.figures import speedup_figure
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
-from moebench.report.rivals_view import best_other_figures, step_time_tables
+from moebench.report.rivals_view import best_other_figures, is_cpu_bound, step_time_tables, why_no_ratio
 from moebench.report.steps import Step, steps_of
-from moebench.results.rows import CPU_BOUND
 from moebench.results.store import RunFolder
 from moebench.workloads.suite import LayerExperiment, LayerShape
 
@@ -106,25 +104,12 @@ def _points(step_times: pd.DataFrame, system: str, baseline: str, conventions: s
             continue
         entry = dict(zip(keys, key))
         entry |= {"ours_ms": a["value"] * MILLI, "theirs_ms": b["value"] * MILLI}
-        entry["note"] = _why_no_ratio({baseline: b, system: a})
+        entry["note"] = why_no_ratio({baseline: b, system: a})
         entry["value"] = np.nan if entry["note"] else b["value"] / a["value"]
         entry |= {"low": np.nan, "high": np.nan} if entry["note"] else _ratio_interval(a, b)
         entry["case"], entry["baseline_case"] = a["case"], b["case"]
         rows.append(entry)
     return pd.DataFrame(rows)
-
-
-def _why_no_ratio(rows: Mapping[str, pd.Series]) -> str:
-    """Nothing where both systems have a number to judge by; else who has none, and why, in the words of a figure."""
-    for words, is_so in (
-        ("out of memory", lambda row: row["status"] == "out-of-memory"),
-        ("has no number", lambda row: row["status"] != "passed"),
-        (CPU_BOUND, lambda row: _marked(row["detail"])),
-    ):
-        names = [name for name, row in rows.items() if is_so(row)]
-        if names:
-            return f"{listed(names)} {words}"
-    return ""
 
 
 def _ratio_interval(ours: pd.Series, theirs: pd.Series) -> dict[str, float]:
@@ -289,11 +274,7 @@ def _point_that_matters(
 
 def _judged(step_times: pd.DataFrame) -> pd.DataFrame:
     """The rows whose number may be judged by."""
-    return step_times[(step_times["status"] == "passed") & ~step_times["detail"].map(_marked)]
-
-
-def _marked(detail: Mapping[str, Any]) -> bool:
-    return detail.get("mark") == CPU_BOUND
+    return step_times[(step_times["status"] == "passed") & ~step_times["detail"].map(is_cpu_bound)]
 
 
 def _case_table(own: pd.DataFrame, step_times: pd.DataFrame) -> Table:

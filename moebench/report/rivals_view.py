@@ -3,7 +3,8 @@
 Rows of frames are step times of one experiment; a point is a gate, a batch size and a topology.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,10 @@ import pandas as pd
 from moebench.claims.reported import BEST_OTHER
 from moebench.claims.rivals import Sides, sides_of
 from moebench.claims.scoreboard import Score
+from moebench.claims.words import listed
 from moebench.report.figures import speedup_figure
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, times
+from moebench.results.rows import CPU_BOUND
 from moebench.workloads.suite import LayerExperiment
 
 MILLI = 1e3
@@ -47,16 +50,37 @@ def _points(step_times: pd.DataFrame, sides: Sides) -> pd.DataFrame:
             continue
         own = by_system.loc[system]
         theirs = by_system[by_system.index.isin(rivals)]
-        able = theirs[theirs["status"] == "passed"]
-        if own["status"] == "unsupported" or (theirs["status"] == "unsupported").all():
+        theirs = theirs[theirs["status"] != "unsupported"]
+        able = theirs[theirs["status"] != "out-of-memory"]
+        if own["status"] == "unsupported" or theirs.empty:
             continue
         entry = dict(zip(_POINT, key)) | {"rival": "", "value": np.nan, "low": np.nan, "high": np.nan}
-        who = [system] * (own["status"] != "passed") + ["the others"] * able.empty
-        entry["note"] = f"{'all' if len(who) > 1 else who[0]} out of memory" if who else ""
-        if not who:
+        if able.empty:
+            entry["note"] = f"{'all' if own['status'] == 'out-of-memory' else 'the others'} out of memory"
+        else:
+            entry["note"] = why_no_ratio({system: own, **dict(able.iterrows())})
+        if not entry["note"]:
             entry |= _against(own, able)
         rows.append(entry)
     return pd.DataFrame(rows)
+
+
+def why_no_ratio(rows: Mapping[str, pd.Series]) -> str:
+    """Nothing where all systems have a number to judge by; else who has none, and why, in the words of a figure."""
+    for words, is_so in (
+        ("out of memory", lambda row: row["status"] == "out-of-memory"),
+        ("has no number", lambda row: row["status"] != "passed"),
+        (CPU_BOUND, lambda row: is_cpu_bound(row["detail"])),
+    ):
+        names = [name for name, row in rows.items() if is_so(row)]
+        if names:
+            return f"{listed(names)} {words}"
+    return ""
+
+
+def is_cpu_bound(detail: Mapping[str, Any]) -> bool:
+    """Whether the cores set the pace of a row, so that nothing judges by it."""
+    return detail.get("mark") == CPU_BOUND
 
 
 def _against(own: pd.Series, rivals: pd.DataFrame) -> dict:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from moebench.local.child import usable_cores
 
 T = TypeVar("T")
-_tasks: Sequence[Callable[[], object]] = ()
+_tasks: Sequence[Callable[[], object]] = ()  # of a copy
 
 
 def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
@@ -20,22 +20,24 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
     A copy has everything that the tasks read, rows and all; only results travel, by pickle. The tasks may compute no
     tensors: torch's threads don't survive the copying.
     """
-    global _tasks
     cores = min(len(usable_cores()), len(tasks))
     if cores < 2 or sys.platform != "linux":
         return [task() for task in tasks]
     import moebench.report.figures  # noqa: F401  # once, before there are copies
 
-    _tasks = tasks
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of copying a process with threads, which wait here
-            with ProcessPoolExecutor(cores, mp_context=get_context("fork")) as pool:
+            with ProcessPoolExecutor(cores, get_context("fork"), _begin, (tasks,)) as pool:
                 return list(pool.map(_result, range(len(tasks))))  # type: ignore[arg-type]
     except BrokenProcessPool:  # a copy was killed, as where memory ran out
         return [task() for task in tasks]
-    finally:
-        _tasks = ()
+
+
+def _begin(tasks: Sequence[Callable[[], object]]) -> None:
+    """What a copy works on, which it has as it is: functions need not be picklable."""
+    global _tasks
+    _tasks = tasks
 
 
 def _result(index: int) -> object:

@@ -30,7 +30,8 @@ def frame(times):
                 rows.append(
                     {"gate": gate, "batch_size": batch, "size": "1x8", "topology": "1x8-t", "system": system,
                      "is_default": True, "conventions": "common", "status": "passed" if passed else value,
-                     "value": value / 1e3 if passed else np.nan, "draws": draws, "case": f"{gate}/{batch}/{system}"}
+                     "value": value / 1e3 if passed else np.nan, "draws": draws, "case": f"{gate}/{batch}/{system}",
+                     "detail": {}}
                 )  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -49,6 +50,18 @@ def test_the_best_other_is_found_point_by_point(experiment, monkeypatch):
     cells = {(row[0], row[1]): row[3:] for row in found.table.rows}
     assert cells["switch", "32"][:4] == ["deepspeed_sparse", "3.00", "2.00", "1.50x"]
     assert cells["topk-4", "8"] == ["–", "–", "–", "–", "the others out of memory"]
+
+
+@pytest.mark.parametrize("status", ["out-of-memory", "failed", "wrong"])
+def test_a_point_without_a_number_says_whose_and_why(experiment, monkeypatch, status):
+    """The own system's, or a rival's that might have been the fastest; one without memory is only slower than any."""
+    monkeypatch.setattr(rivals, "readings", lambda paper: (Reading("own", ("deepspeed", "deepspeed_sparse"), ""),))
+    times = TIMES | {"gshard": TIMES["switch"] | {"hetumoe": status}, "topk-4": TIMES["switch"] | {"deepspeed": status}}
+    (found,) = best_other_figures(experiment, frame(times), [Score(CLAIM, "contradicted", "")])
+    cells = {row[0]: row[-1] for row in found.table.rows}
+    lost = "out of memory" if status == "out-of-memory" else "has no number"
+    assert cells["gshard"] == f"hetumoe {lost}"
+    assert cells["topk-4"] == ("1.50x to 1.50x" if status == "out-of-memory" else f"deepspeed {lost}")
 
 
 def test_each_reading_of_the_rivals_has_its_figure(experiment, monkeypatch):
