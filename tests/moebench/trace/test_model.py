@@ -86,3 +86,27 @@ def test_a_plan_that_does_not_fit_is_out_of_memory():
     assert not done.fits[0]
     with pytest.raises(OutOfMemory, match="no pass makes that less"):
         programs_of(case("lancet"), small)
+
+
+def test_raf_is_lancet_without_its_passes():
+    """To the operator, and to the nanosecond."""
+    off = "lancet+parts=false+moves=false+sums=false+fuses=false"
+    (whole,), (planned,) = (programs_of(case(name), P4DE) for name in ("raf", off))
+    assert sorted((op.name, op.region, op.bytes) for op in whole.ops) == sorted(
+        (op.name, op.region, op.bytes) for op in planned.ops
+    )
+    times = [replay([one], P4DE, nominal(P4DE.parameters())).step_time_s[0] for one in (whole, planned)]
+    assert times[0] == pytest.approx(times[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(("system", "overlaps"), [("raf", True), ("tutel+degree=1", True), ("deepspeed", False)])
+def test_where_sums_of_gradients_start(system, overlaps):
+    """During the backward, or behind all of it; between them every shared parameter is summed once."""
+    (program,) = programs_of(case(system), P4DE)
+    sums = [op for op in program.ops if op.collective is not None and op.collective.algorithm == "all_reduce"]
+    exchanges = [op for op in program.ops if op.collective is not None and op.collective.algorithm == "all_to_all"]
+    assert (sums[0].index < exchanges[-1].index) == overlaps
+    products = [op.index for op in program.ops if op.products]
+    assert (sums[0].index > products[-1]) != overlaps
+    shared = case(system).workload.shape.shared_parameters
+    assert sum(op.collective.bytes_per_peer for op in sums) == 4 * shared
