@@ -14,13 +14,15 @@ SECONDS = {"lancet": 1.0, "lancet+moves=false": 1.2, "lancet+parts=false": 1.1, 
 
 
 def frame_of(experiment, lacking=()):
-    """Rows of an experiment where every system takes the same time everywhere."""
+    """Rows of an experiment where systems take the same time everywhere, but for raf at one point."""
     rows: list[Row] = []
     for case in plan(SUITE, Filters(experiments=(experiment,))):
         if case.system in lacking:
             rows.append(without_number(case, "gpu", "unsupported", "because"))
             continue
         seconds = SECONDS.get(case.system, 1.5)
+        if case.system == "raf" and case.workload.model == "gpt2-l-moe" and case.topology == "4x8-p4de":
+            seconds = 2.0
         rows.append(row_of(case, "gpu", "step_time", "s", seconds, draws=(seconds, 0.9 * seconds, 1.1 * seconds)))
         rows.append(row_of(case, "gpu", "exposed_communication", "s", seconds / 4))
     return pd.DataFrame([asdict(row) for row in rows])
@@ -35,13 +37,13 @@ def viewed(experiment, frame):
 def test_a_figure_of_speedups_and_every_number_in_a_table():
     """In one sentence, drawn wide and narrow, and a line a case with what it has."""
     view = viewed("ablation", frame_of("ablation"))
-    assert view["answer"] == "lancet is 1.25 to 1.25 times as fast as raf at 4 points, 1.25 on average."
+    assert view["answer"] == "lancet is 1.25 to 2.00 times as fast as raf at 4 points, 1.44 on average."
     (figure,) = view["figures"]
     assert figure.title == "Speedup over raf"
     assert figure.svg.count("<svg") == 2
     assert next(row[5:] for row in figure.table.rows if "moves" in row[4]) == ["1.04x", "1.04x to 1.04x"]
     one = viewed("ablation", frame_of("ablation").query("model == 'gpt2-l-moe' and topology == '4x8-p4de'"))
-    assert one["answer"] == "lancet is 1.25 times as fast as raf at one point."
+    assert one["answer"] == "lancet is 2.00 times as fast as raf at one point."
     table = view["cases"]
     assert len(table.rows) == 16
     assert list(table.columns[-3:]) == ["step, ms", "exposed, ms", "note"]
