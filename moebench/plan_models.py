@@ -6,6 +6,7 @@ precision on each node type.
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
+from math import prod
 
 from moebench.case import Case
 from moebench.plan import Context, Place, engine_of, wanted
@@ -46,12 +47,13 @@ def cases(experiment: ModelExperiment, context: Context) -> Iterator[Case]:
     readings = experiment.readings[: 1 if filters.quick else None]
     gates = [gate for gate in experiment.gates if wanted(filters.gates, gate.label, gate.name)]
     for reading, place, gate in product(readings, context.places(experiment), gates):
-        topology = context.machines(place.topology)
+        ranks = prod(map(int, place.size.split("x")))
         for model in experiment.models:
-            workload = workload_of(experiment, reading, model, gate, place.gpu, topology.ranks, context.suite.seed)
+            workload = workload_of(experiment, reading, model, gate, place.gpu, ranks, context.suite.seed)
             batch_size = workload.shape.batch_size
             if not (wanted(filters.batch_sizes, batch_size) and wanted(filters.dtypes, workload.dtype)):
                 continue
+            topology = context.machines(place.topology)  # a run keeps those of its cases only
             problem = workload.problem(topology.ranks)
             if problem:
                 raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")

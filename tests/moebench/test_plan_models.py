@@ -2,10 +2,10 @@
 
 import pytest
 
-from moebench.plan import Filters, plan
+from moebench.plan import Filters, Machines, plan
 from moebench.workloads.errors import InputError
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.load import load_suite
+from moebench.workloads.load import load_suite, load_topology
 from moebench.workloads.model import ModelWorkload, shape_of
 
 SUITE = load_suite("lancet")
@@ -49,6 +49,13 @@ def test_filters_and_variants():
     ):
         with pytest.raises(InputError, match=says):
             planned(**filters)
+
+
+def test_a_topology_without_cases_is_not_asked_for():
+    """A run keeps the machines of its cases; its plan is made again from those alone."""
+    machines = Machines(load=lambda name: {"4x8-p3dn": load_topology("4x8-p3dn")}[name])
+    cases = plan(SUITE, Filters(topologies=("4x8",), batch_sizes=(16,)), machines=machines)
+    assert {case.topology for case in cases} == {"4x8-p3dn"}
 
 
 @pytest.mark.parametrize(
