@@ -143,6 +143,7 @@ def _panel(axis: Any, drawing: Drawing, grid: Grid, panel: str, series: dict[str
     is_told = drawing.count(REPORTED) <= MOST_TOLD
     reported = _in_panel(drawing, grid, panel, (REPORTED,))
     highest = max((p.value or 0.0 for p in reported if figure.x not in p.at), default=0.0)
+    marks: dict[str, list[Point]] = {}
     for p in reported:
         name = p.at.get(figure.series, "")
         colour = series[name][0] if figure.series and name in series else INK
@@ -151,7 +152,9 @@ def _panel(axis: Any, drawing: Drawing, grid: Grid, panel: str, series: dict[str
         elif figure.has_bars and name in slots.offsets:
             _hollow_bar(axis, p, grid.x.index(p.at[figure.x]) + slots.hollow(name), slots.width, colour, is_told)
         else:
-            _hollow_mark(axis, p, grid.x.index(p.at[figure.x]), colour, tops[p.at[figure.x]] if figure.has_bars else 0)
+            _hollow_mark(axis, p, grid.x.index(p.at[figure.x]), colour)
+            marks.setdefault(p.origin, []).append(p)
+    _tell_marks(axis, list(marks.values()), grid, tops)
     _missing(axis, obtained, grid, slots)
     _crosses(axis, _in_panel(drawing, grid, panel, (NOT_PUBLISHED,)), grid, slots)
     if figure.value == SPEEDUP:
@@ -202,15 +205,30 @@ def _hollow_bar(axis: Any, point: Point, x: float, width: float, colour: Any, is
                       fontsize=6, bbox=BACKED, zorder=4)  # fmt: skip
 
 
-def _hollow_mark(axis: Any, point: Point, x: float, colour: Any, top: float) -> None:
-    """What is of no series, or stands on lines. `top`: what is obtained reaches so far, and the words stand above."""
+def _hollow_mark(axis: Any, point: Point, x: float, colour: Any) -> None:
+    """What is of no series, or stands on lines."""
     axis.plot(x, point.value, "D", ms=5, mfc="none", mec="white", mew=2.4, zorder=3)
     axis.plot(x, point.value, "D", ms=5, mfc="none", mec=colour, mew=1.0, zorder=3.1)
-    is_under = top > (point.value or 0.0)
-    axis.annotate(
-        _words(point), (x, top if is_under else point.value), xytext=(0, 2 if is_under else 5), ha="center",
-        textcoords="offset points", fontsize=6, bbox=BACKED, zorder=4,
-    )  # fmt: skip
+
+
+def _tell_marks(axis: Any, marks: Sequence[Sequence[Point]], grid: Grid, tops: Mapping[str, float]) -> None:
+    """The words of marks: once for each number, over the middle of its places; numbers of the same places in lines.
+
+    Args:
+        marks: those of each number. tops: how far what is obtained reaches, above which words stand beside bars.
+    """
+    told: dict[tuple[str, ...], list[Point]] = {}
+    for own in marks:
+        told.setdefault(tuple(dict.fromkeys(p.at[grid.figure.x] for p in own)), []).append(own[0])
+    for places, points in told.items():
+        points.sort(key=lambda p: -(p.value or 0.0))
+        highest = points[0].value or 0.0
+        top = max(tops[x] for x in places) if grid.figure.has_bars else 0.0
+        middle = sum(map(grid.x.index, places)) / len(places)
+        axis.annotate(
+            "\n".join(map(_words, points)), (middle, max(top, highest)), xytext=(0, 5), ha="center",
+            va="bottom", textcoords="offset points", fontsize=6, bbox=BACKED, zorder=4,
+        )  # fmt: skip
 
 
 def _words(point: Point) -> str:

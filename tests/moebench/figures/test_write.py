@@ -118,6 +118,19 @@ def test_text_lies_inside_and_axes_apart():
         assert not any(one.overlaps(other) for one, other in combinations(panels, 2))
 
 
+def test_a_number_of_several_places_is_told_once():
+    """Over the middle of them, the larger one first; a mark stands at each place."""
+    figure = replace(TIME, panel="")
+    grid = Grid(figure, "layer", "step_time", ("8", "16", "32"), ("a", "b"), ("",), {})
+    numbers = (("claim-1", 7.0, "mean"), ("claim-2", 9.0, "up to"))
+    points = [Point(REPORTED, {"batch_size": x}, v, note=n, origin=o) for o, v, n in numbers for x in grid.x]
+    points += [Point(OBTAINED, {"batch_size": x, "system": "a"}, 8.0) for x in grid.x]
+    with print_style():
+        (axis,) = draw(Drawing(figure, grid, tuple(points))).axes
+    assert [(text.get_text(), text.xy) for text in axis.texts] == [("up to 9\nmean 7", (1.0, 9.0))]
+    assert len({tuple(line.get_xydata()[0]) for line in axis.lines if line.get_marker() == "D"}) == 6
+
+
 def test_a_small_region_is_one_of_the_others():
     """Below 3 % of every step a region has no colour; the parts still add up, and the CSV keeps it."""
     with print_style():
