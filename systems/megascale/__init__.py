@@ -17,7 +17,8 @@
     stage.py       layers of a model with embedding, head and loss at its ends
     sync.py        gradients of replicated weights, inside nodes and between them
     plan.py        layouts of a job, why some have no meaning, what a rank holds
-    pipeline.py    1F1B and its interleaved form, composed from stage costs
+    bucket.py      parameters whose gradients are summed together; trained.py a stage with its training step
+    system.py      all of it as a system that trains decoders; reads.py what its traces read
 
 The authors released no code; section numbers are those of the paper's third version.
 

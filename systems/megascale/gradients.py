@@ -48,20 +48,34 @@ def reduce_gradients(buffer_N: Tensor, group: Group, way: str = "bf16-all-to-all
             f"gradients lie in one contiguous float32 vector of a multiple of {2 * group.size} elements for "
             f"{group.size} replicas, which needs no gradient; got {buffer_N.dtype} {list(buffer_N.shape)}"
         )
-    return buffer_N if group.size == 1 else WAYS[way](buffer_N, group)
+    return start_sums(buffer_N, group, way)()
 
 
-def _fp32_reduce_scatter(buffer_N: Tensor, group: Group) -> Tensor:
-    return start_reduce_scatter(buffer_N, group).wait()
+def start_sums(buffer_N: Tensor, group: Group, way: str) -> Callable[[], Tensor]:
+    """As `reduce_gradients`, in two halves: what is returned waits and gives the shard; the ring goes round at once.
+
+    Raises:
+        KeyError: another way; buffers are not checked.
+    """
+    return (lambda: buffer_N) if group.size == 1 else _STARTS[way](buffer_N, group)
 
 
-def _bf16_all_to_all(buffer_N: Tensor, group: Group) -> Tensor:
+def _fp32_reduce_scatter(buffer_N: Tensor, group: Group) -> Callable[[], Tensor]:
+    return start_reduce_scatter(buffer_N, group).wait
+
+
+def _bf16_all_to_all(buffer_N: Tensor, group: Group) -> Callable[[], Tensor]:
     narrow_N = narrow_in_place(buffer_N)
     replicas, shard = group.size, len(buffer_N) // group.size
     received_N = buffer_N.view(torch.bfloat16)[len(buffer_N) :]
-    start_all_to_all_into(received_N, narrow_N, group, [shard] * replicas, [shard] * replicas).wait()
-    sums = buffer_N[:shard]  # in the first half, which has been sent
-    return torch.sum(received_N.view(replicas, shard), 0, dtype=torch.float32, out=sums)
+    pending = start_all_to_all_into(received_N, narrow_N, group, [shard] * replicas, [shard] * replicas)
+
+    def finish() -> Tensor:
+        pending.wait()
+        sums = buffer_N[:shard]  # in the first half, which has been sent
+        return torch.sum(received_N.view(replicas, shard), 0, dtype=torch.float32, out=sums)
+
+    return finish
 
 
 def narrow_in_place(buffer_N: Tensor) -> Tensor:
@@ -82,7 +96,7 @@ def narrow_in_place(buffer_N: Tensor) -> Tensor:
 _FIRST_BLOCK = 1024
 
 
-def _bf16_ring(buffer_N: Tensor, group: Group) -> Tensor:
+def _bf16_ring(buffer_N: Tensor, group: Group) -> Callable[[], Tensor]:
     """d - 1 hops: a part goes round, and every rank adds its own and rounds."""
     replicas, me = group.size, group.index
     own_DN = buffer_N.to(torch.bfloat16).view(replicas, -1)
@@ -93,11 +107,12 @@ def _bf16_ring(buffer_N: Tensor, group: Group) -> Tensor:
     for hop in range(replicas - 1):
         part = start_all_to_all(part, group, to_next, from_last).wait()
         part = part + own_DN[(me - 2 - hop) % replicas]
-    return part.float()
+    return lambda: part.float()
 
 
-WAYS: dict[str, Callable[[Tensor, Group], Tensor]] = {
+_STARTS: dict[str, Callable[[Tensor, Group], Callable[[], Tensor]]] = {
     "fp32-reduce-scatter": _fp32_reduce_scatter,
     "bf16-all-to-all": _bf16_all_to_all,
     "bf16-ring": _bf16_ring,
 }
+WAYS = tuple(_STARTS)

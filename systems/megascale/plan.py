@@ -10,12 +10,13 @@ routes, transients, logits and a library's buffers come on top.
 import math
 from dataclasses import dataclass
 
-from moebench.systems.megascale import attention, experts, pipeline, stage
+from moebench.systems import pipeline
+from moebench.systems.megascale import attention, experts, stage
 from moebench.systems.megascale import layer as layers
 from moebench.systems.megascale.chain import KEPT, kept_elements
-from moebench.systems.megascale.pipeline import StageCost
 from moebench.systems.megascale.volumes import Sizes
 from moebench.systems.megascale.weights import sizes
+from moebench.systems.pipeline import StageCost
 from moebench.workloads.models.decoder import DecoderModel
 
 _PARAMETER, _GRADIENT, _STATE, _ACTIVATION = 2, 4, 12, 2  # bytes of each element

@@ -80,21 +80,27 @@ class DecoderStage(nn.Module):
             raise ValueError("the last stage takes labels, and no other")
         if self.is_first:
             assert self.tokens is not None
+            self.before("tokens")
             with region("dense"):
                 x = F.embedding(x, self.tokens)
         losses = []
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            self.before(str(number))
             x, aux = layer(x)
             losses.append(aux)
         with region("loss"):
             aux = torch.stack(losses).sum()
         return (x if labels_SB is None else self.loss(x, labels_SB)), aux
 
+    def before(self, part: str) -> None:
+        """Called before the weights of `tokens`, of a layer by its number, or of `head` and last norm are used."""
+
     def loss(self, x_SBD: Tensor, labels_SB: Tensor) -> Tensor:
         """Mean negative log-likelihood of the labels, in fp32 or wider."""
         assert self.norm is not None
         head_VD = self.tokens if self.head is None else self.head
         assert head_VD is not None
+        self.before("head")
         with region("dense"):
             h_TD = rms_norm(x_SBD.flatten(0, 1), self.norm, self.model.shape.eps)
             logits_TV = torch.mm(h_TD, head_VD.t())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.systems.megascale.pipeline import BACKWARD, FORWARD, StageCost, Work, compose, schedule
+from moebench.systems.pipeline import BACKWARD, FORWARD, StageCost, Work, compose, schedule
 
 SHARES = [(360, 0.963), (180, 0.928), (120, 0.896), (90, 0.865), (60, 0.811)]
 

@@ -1,0 +1,35 @@
+"""Which systems train decoders in parallel: an explicit list. A name may carry options, `megascale+overlap=none`."""
+
+from functools import cache
+from typing import Any
+
+from moebench.systems.job_interface import JobSystem
+from moebench.systems.megascale.system import MEGASCALE
+from moebench.workloads.errors import InputError, one_of
+
+_OWN: dict[str, Any] = {system.name: system for system in (MEGASCALE,)}
+NAMES = tuple(_OWN)
+
+
+@cache
+def get(name: str) -> JobSystem:
+    """The system of a name, or of a name with options (systems that have some have `variant`).
+
+    Raises:
+        InputError: unknown name or option; lists the valid ones.
+    """
+    stem, *pairs = name.split("+")
+    if stem not in _OWN:
+        raise one_of("system for jobs", stem, NAMES)
+    system = _OWN[stem]
+    if not pairs:
+        return system
+    if not hasattr(system, "variant"):
+        raise InputError(f"system {name!r}: {stem} has no options")
+    options: dict[str, str] = {}
+    for pair in pairs:
+        option, equals, value = pair.partition("=")
+        if not equals or option in options:
+            raise InputError(f"system {name!r}: write each option once, as +name=value, not {pair!r}")
+        options[option] = value
+    return system.variant(options)

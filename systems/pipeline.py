@@ -1,0 +1,213 @@
+"""Pipeline parallelism composed from the costs of stages: 1F1B and its interleaved form (Narayanan et al. 2021).
+
+p stages (ranks of the pipeline), v model chunks of each, m micro-batches. Virtual stage k = chunk x p + stage; a
+micro-batch goes forward through k = 0 .. p v - 1 and backward through them in reverse. Nothing is run here: an order of
+work for every stage, and when each piece of it begins and ends. The cost of composing is p v m, whatever else a job
+replicates. Times may be arrays: the orders do not depend on them, so that all draws are composed at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Seconds = Any  # a number, or an array [N] of one a draw
+FORWARD, BACKWARD = "forward", "backward"
+
+
+class Work(NamedTuple):
+    """One micro-batch in one direction through one chunk of a stage."""
+
+    direction: str
+    microbatch: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What a virtual stage costs; seconds are numbers, or arrays [N] of one number a draw.
+
+    Attributes:
+        forward_s, backward_s: of one micro-batch.
+        kept_bytes: that its forward leaves for its backward.
+        opening_s: when its first forward can be done at the earliest, for what it waits for that began with the step;
+            None: nothing.
+        closing_s: how long its last backward takes with all that follows it, but for the backward itself beside what
+            the stage computes next; None: the backward alone.
+    """
+
+    forward_s: Seconds
+    backward_s: Seconds
+    kept_bytes: float = 0.0
+    opening_s: Seconds | None = None
+    closing_s: Seconds | None = None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When the work of a step is done.
+
+    Attributes:
+        time_s: from the first start to the last end.
+        busy_s: of each stage, computing micro-batches.
+        kept_bytes: the most that each stage keeps at once.
+        spans: of each stage, its work in order with start and end.
+        ends_s: of each stage, what follows its last backward included.
+    """
+
+    time_s: Seconds
+    busy_s: tuple[Seconds, ...]
+    kept_bytes: tuple[float, ...]
+    spans: tuple[tuple[tuple[Work, Seconds, Seconds], ...], ...]
+    ends_s: tuple[Seconds, ...]
+
+    @property
+    def bubble(self) -> Seconds:
+        """The share of all stages' time in which they do not compute micro-batches; 0 for a step that takes none."""
+        whole = self.time_s * len(self.busy_s)
+        return 1 - sum(self.busy_s) / whole if np.all(whole) else 0.0 * whole
+
+
+def problem(stages: int, microbatches: int, chunks: int = 1) -> str | None:
+    """Why there is no such schedule, naming the numbers; None when there is."""
+    for name, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
+        if value < 1:
+            return f"{name} = {value}: must be at least 1"
+    if microbatches < stages:
+        return f"microbatches = {microbatches} are fewer than stages = {stages}, which would never all be busy"
+    if chunks > 1 and microbatches % stages:
+        return f"microbatches = {microbatches} must be a multiple of stages = {stages} where stages have several chunks"
+    return None
+
+
+def schedule(stages: int, microbatches: int, chunks: int = 1) -> list[list[Work]]:
+    """The order of work of every stage: forwards until its pipeline is full, then one of each, then backwards.
+
+    Raises:
+        ValueError: as `problem`.
+    """
+    reason = problem(stages, microbatches, chunks)
+    if reason is not None:
+        raise ValueError(reason)
+    return [_order(stage, stages, microbatches, chunks) for stage in range(stages)]
+
+
+def _order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Work]:
+    total = microbatches * chunks
+    first = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
+    first = min(first, total)
+
+    def work(direction: str, place: int) -> Work:
+        """Stages take p micro-batches through one chunk, then the same through the next chunk, then the next p."""
+        turn, inside = divmod(place, stages * chunks)
+        chunk, microbatch = divmod(inside, stages) if chunks > 1 else (0, inside)
+        microbatch += turn * stages
+        return Work(direction, microbatch, chunk if direction == FORWARD else chunks - 1 - chunk)
+
+    order = [work(FORWARD, place) for place in range(first)]
+    for place in range(total - first):
+        order += [work(FORWARD, first + place), work(BACKWARD, place)]
+    return order + [work(BACKWARD, place) for place in range(total - first, total)]
+
+
+def compose(
+    costs: Sequence[StageCost], stages: int, microbatches: int, chunks: int = 1, transfer_s: Seconds = 0.0
+) -> Timeline:
+    """The step's timeline: work begins when its stage is free and what it needs has come.
+
+    What follows the last backwards of a stage's chunks happens chunk by chunk, one after the other.
+
+    Args:
+        costs: of the p v virtual stages, in the order of the model.
+        transfer_s: until what a stage made is at the next one; the stages go on meanwhile.
+
+    Raises:
+        ValueError: as `problem`; as many costs as virtual stages.
+    """
+    orders = schedule(stages, microbatches, chunks)
+    if len(costs) != stages * chunks:
+        raise ValueError(f"{len(costs)} costs for stages = {stages} with chunks = {chunks} each")
+    progress = _Progress(costs, stages, microbatches, transfer_s)
+    places = [0] * stages
+    waiting = True
+    while waiting:
+        waiting, moved = False, False
+        for stage, order in enumerate(orders):
+            while places[stage] < len(order):
+                if not progress.does(stage, order[places[stage]]):
+                    waiting = True
+                    break
+                places[stage] += 1
+                moved = True
+        if waiting and not moved:
+            raise RuntimeError("the schedule waits for itself")
+    return progress.timeline()
+
+
+class _Progress:
+    """What has been done so far, and when."""
+
+    def __init__(self, costs: Sequence[StageCost], stages: int, microbatches: int, transfer_s: Seconds) -> None:
+        self.costs, self.stages, self.last, self.transfer_s = costs, stages, microbatches - 1, transfer_s
+        some = costs[0].forward_s + costs[0].backward_s + transfer_s
+        zero = np.zeros_like(some) if isinstance(some, np.ndarray) else 0.0
+        self.zero = zero
+        self.later: Callable[[Seconds, Seconds], Seconds] = np.maximum if isinstance(some, np.ndarray) else max
+        self.ends: dict[tuple[str, int, int], Seconds] = {}
+        self.spans: list[list[tuple[Work, Seconds, Seconds]]] = [[] for _ in range(stages)]
+        self.free: list[Seconds] = [zero] * stages
+        self.tails: list[Seconds] = [zero] * stages
+
+    def does(self, stage: int, work: Work) -> bool:
+        """The stage's next work, if what it needs has come."""
+        virtual = work.chunk * self.stages + stage
+        ready = self._ready(work, virtual)
+        if ready is None:
+            return False
+        start, cost = self.later(ready, self.free[stage]), self.costs[virtual]
+        if work.direction == FORWARD:
+            end = start + cost.forward_s
+            if work.microbatch == 0 and cost.opening_s is not None:
+                end = self.later(end, cost.opening_s)
+        else:
+            end = start + cost.backward_s
+            if work.microbatch == self.last:
+                self._close(stage, end, cost)
+        self.ends[work.direction, work.microbatch, virtual] = self.free[stage] = end
+        self.spans[stage].append((work, start, end))
+        return True
+
+    def _close(self, stage: int, end: Seconds, cost: StageCost) -> None:
+        if cost.closing_s is None:
+            return
+        after = cost.closing_s - cost.backward_s
+        self.tails[stage] = self.later(end, self.tails[stage]) + after
+
+    def _ready(self, work: Work, virtual: int) -> Seconds | None:
+        """When what a piece of work needs has come; None while nobody knows."""
+        if work.direction == FORWARD:
+            if virtual == 0:
+                return self.zero
+            end = self.ends.get((FORWARD, work.microbatch, virtual - 1))
+        elif virtual == len(self.costs) - 1:
+            return self.ends.get((FORWARD, work.microbatch, virtual))
+        else:
+            end = self.ends.get((BACKWARD, work.microbatch, virtual + 1))
+        return None if end is None else end + self.transfer_s
+
+    def timeline(self) -> Timeline:
+        """Everything is done."""
+        busy, most, ends = [], [], []
+        for stage, done in enumerate(self.spans):
+            held = peak = 0.0
+            for work, _, _ in done:
+                kept = self.costs[work.chunk * self.stages + stage].kept_bytes
+                held += kept if work.direction == FORWARD else -kept
+                peak = max(peak, held)
+            busy.append(sum((end - start for _, start, end in done), self.zero))
+            most.append(peak)
+            ends.append(self.later(self.free[stage], self.tails[stage]))
+        time_s = reduce(self.later, ends, self.zero)
+        return Timeline(time_s, tuple(busy), tuple(most), tuple(map(tuple, self.spans)), tuple(ends))
