@@ -167,6 +167,26 @@ def subgroup(group: Group, name: str, ranks: Sequence[int]) -> Group:
     return _part(group, name, ranks)
 
 
+def subgroups(group: Group, name: str, parts: Sequence[Sequence[int]]) -> list[Group | None]:
+    """Groups that may overlap, None for those that this rank is not in; all ranks must ask for the same ones at once.
+
+    torch names a group by its ranks and by how many its maker has made before: a rank that is not in one makes a group
+    of itself alone, so that all of them keep count.
+
+    Args:
+        parts: global ranks of each, in order.
+    """
+    found: list[Group | None] = []
+    for ranks in parts:
+        if group.rank in ranks:
+            found.append(_part(group, name, ranks))
+            continue
+        found.append(None)
+        if group.process_group is not None and 1 < len(ranks) < group.size:
+            _new_process_group([group.rank])
+    return found
+
+
 def _part(group: Group, name: str, ranks: Sequence[int]) -> Group:
     """Some ranks of a group; a process group of their own where they exchange anything and are not all of them."""
     carrier = group.process_group

@@ -1,0 +1,28 @@
+"""MoESys alone and on 2 and 4 real ranks: one start each, shared by all checks."""
+
+from functools import cache
+
+import pytest
+
+from moebench.kernels.collectives.group import described_group
+from moebench.ranks import run_ranks
+from tests.systems.moesys.on_ranks import all_checks
+
+CHECKS = (
+    *("embedding", "embedding bytes", "embedding table"),
+    *("elastic", "elastic bytes", "elastic baseline", "elastic training"),
+)
+
+
+@cache
+def results(world):
+    """What every rank says to every check."""
+    if world == 1:
+        return [all_checks(described_group(1))]
+    return run_ranks("tests.systems.moesys.on_ranks:all_checks", world, timeout_s=100)
+
+
+@pytest.mark.parametrize(("world", "check"), [(world, check) for world in (1, 2, 4) for check in CHECKS])
+def test_a_check_passes_on_every_rank(world, check):
+    """The docstring of the check in embedding_on_ranks.py or elastic_on_ranks.py says what it is."""
+    assert [of_rank[check] for of_rank in results(world)] == [[]] * world
