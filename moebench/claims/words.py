@@ -35,9 +35,14 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def baseline_words(claim: Claim) -> str:
+    """What a claim compares with; empty where with nothing."""
+    return "the best other" if claim.baseline == BEST_OTHER else claim.baseline or ""
+
+
 def claim_words(claim: Claim) -> str:
     """What is claimed, without the number: `max step speedup of A against B, gate switch, batch size 32`."""
-    baseline = "the best other" if claim.baseline == BEST_OTHER else claim.baseline
+    baseline = baseline_words(claim)
     metric = "" if claim.metric == "finding" else claim.metric.replace("_", " ")
     words = " of ".join(filter(None, (metric, claim.system))) or claim.experiment
     scope = [

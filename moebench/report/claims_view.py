@@ -12,12 +12,14 @@ from moebench.claims.query import Condition, Obtained, reduction
 from moebench.claims.reported import RATIO, Claim
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantities, quantity, reported
-from moebench.claims.words import claim_words, experts_words, factor_words, level_words, listed
+from moebench.claims.words import baseline_words, claim_words, experts_words, factor_words, level_words, listed
 from moebench.compare.escape import plain
 from moebench.report.figures import deciding_figure, map_figure
 from moebench.report.machines_view import meaning
 from moebench.report.parts import Figure, Linked, Table, badge, figure, number, percent, times
 from moebench.workloads.machine import Parameter
+
+_READINGS = "readings of the paper"
 
 # Verdict -> (tone of the page's colours, symbol); the word always stands beside them.
 LOOKS: Mapping[str, tuple[str, str]] = {
@@ -145,7 +147,7 @@ def the_map(scores: Sequence[Score], obtained: Mapping[str, Obtained], draws: An
     claim, conditions = score.claim, obtained[score.claim.id].conditions
     frame = _condition_frame(score, conditions)
     tolerance = v.TOLERANCE * abs(float(claim.value) - 1)
-    axis = f"speedup of {claim.system} over {claim.baseline}"
+    axis = f"speedup of {claim.system} over {baseline_words(claim)}"
     finding = _map_finding(score)
     topologies = conditions[0].topologies
     return {
@@ -174,7 +176,7 @@ def _condition_frame(score: Score, conditions: Sequence[Any]) -> pd.DataFrame:
         rows.append(
             {
                 "label": _condition_label(entry) + (" (default)" if entry["default"] else ""),
-                "group": entry["gpu"],
+                "group": entry.get("gpu", _READINGS),
                 "median": float(np.median(known)) if known.size else np.nan,
                 "low": low,
                 "high": high,
@@ -186,6 +188,8 @@ def _condition_frame(score: Score, conditions: Sequence[Any]) -> pd.DataFrame:
 
 def _condition_label(entry: Mapping[str, Any]) -> str:
     """What is assumed besides the GPU."""
+    if "reading" in entry:
+        return str(entry["reading"])
     if "payload" in entry:
         return f"{entry['payload']} a GPU"
     gradient = "with" if str(entry["input_gradient"]).lower() in ("true", "yes") else "no"
@@ -246,12 +250,17 @@ def _deciding(
 
 def _map_table(score: Score) -> Table:
     words = (v.REPRODUCED, v.DIRECTION_ONLY, v.CONTRADICTED, "out of memory")
+    has_gpu = any("gpu" in e for e in score.conditions)
     rows = [
-        [e["gpu"], _condition_label(e), times(e["nominal"]), times(e["median"]), *(percent(e[w]) for w in words)]
+        [
+            *([e.get("gpu", "")] if has_gpu else []),
+            _condition_label(e), times(e["nominal"]), times(e["median"]), *(percent(e[w]) for w in words),
+        ]
         for e in score.conditions
-    ]
-    columns = ["GPU", "assumption", "nominal", "median", *words]
-    return Table(columns, rows, "Conditions and how the draws end under each", frozenset(columns[2:]))
+    ]  # fmt: skip
+    numbers = ["nominal", "median", *words]
+    columns = [*(["GPU"] if has_gpu else []), "assumption", *numbers]
+    return Table(columns, rows, "Conditions and how the draws end under each", frozenset(numbers))
 
 
 def _influence_table(score: Score) -> Table:

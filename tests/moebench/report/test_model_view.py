@@ -4,7 +4,11 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from moebench.claims.evidence import Evidence, obtain
+from moebench.claims.reported import claims_of
+from moebench.claims.scoreboard import score
 from moebench.plan import Filters, plan
+from moebench.report.claims_view import the_map
 from moebench.report.model_view import experiment_view
 from moebench.results.rows import Row, row_of, without_number
 from moebench.workloads.load import load_suite
@@ -59,3 +63,19 @@ def test_what_has_no_number_says_why_and_what_has_no_baseline_is_not_drawn():
     view = viewed("decomposition", frame_of("decomposition"))
     assert (view["figures"], view["answer"]) == ([], "")
     assert viewed("ablation", frame[:0])["figures"] == []
+
+
+def test_readings_of_a_paper_are_conditions_on_the_map():
+    """A claim judged under several readings is drawn and tabled by reading; a machine's name is no part of it."""
+    claim = next(claim for claim in claims_of("lancet") if claim.id == "lancet-e2e-switch-a100-max")
+    evidence = Evidence(
+        row_of(case, "gpu", "step_time", "s", seconds, draws=(seconds, 0.99 * seconds, 1.01 * seconds))
+        for case in plan(SUITE, Filters(experiments=("end-to-end",), gates=("switch",)))
+        for seconds in [{"lancet": 1.0 if case.is_default else 1.1}.get(case.system, 1.21)]
+    )
+    judged = score(claim, SUITE, evidence)
+    view = the_map([judged], {claim.id: obtain(claim, SUITE, evidence)}, lambda _: {}, lambda _: {})
+    assert view["table"].columns == ["assumption", "nominal", "median", *view["table"].columns[3:]]
+    assert [row[:2] for row in view["table"].rows] == [["artifact", "1.21x"], ["text", "1.10x"], ["fp32", "1.10x"]]
+    assert "speedup of lancet over the best other" in view["figure"].svg
+    assert "readings of the paper" in view["figure"].svg
