@@ -166,7 +166,8 @@ def _offsets(ends_L: Tensor, num_rows: int) -> Tensor:
     return ends_L.clamp(0, num_rows).cummax(0).values.to(torch.int32)
 
 
-def _torch_grouped_gemm_dw(x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor) -> Tensor:
+def grouped_gemm_dw_torch(x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor) -> Tensor:
+    """The torch code of `grouped_gemm_dw`, without an operator around it."""
     if _runs_on_device(x_ND, dy_NF):
         return F.grouped_mm(x_ND.t(), dy_NF, offs=_offsets(ends_L, x_ND.shape[0]))
     dw_LDF = _fake_grouped_gemm_dw(x_ND, ends_L, dy_NF)
@@ -210,7 +211,7 @@ def _cost(out: Tensor, x_ND: Tensor, ends_L: Tensor, w_LDF: Tensor) -> Cost:
     )
 
 
-def _dw_cost(out: Tensor, x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor) -> Cost:
+def grouped_gemm_dw_cost(out: Tensor, x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor) -> Cost:
     """Both matrices of rows once in, a matrix for every expert out."""
     (rows, d_in), d_out = x_ND.shape, dy_NF.shape[1]
     groups = _balanced_rows(rows, ends_L.shape[0])
@@ -259,9 +260,9 @@ _grouped_gemm = define_operator(
 )
 _grouped_gemm_dw = define_operator(
     "grouped_gemm_dw(Tensor x, Tensor ends, Tensor dy) -> Tensor",
-    implementation=_torch_grouped_gemm_dw,
+    implementation=grouped_gemm_dw_torch,
     fake=_fake_grouped_gemm_dw,
-    cost=_dw_cost,
+    cost=grouped_gemm_dw_cost,
     backward=_dw_backward,
     setup_context=_setup_context,
     triton="grouped_gemm:grouped_gemm_dw",

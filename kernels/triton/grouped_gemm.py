@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moebench.kernels.grouped_gemm import _torch_grouped_gemm, _torch_grouped_gemm_dw
+from moebench.kernels.grouped_gemm import _torch_grouped_gemm, grouped_gemm_dw_torch
 from moebench.kernels.triton.variant import MOST_ROWS, Variant, stages
 
 GROUP = 8
@@ -200,7 +200,7 @@ def grouped_gemm_dw(x_ND: Tensor, ends_L: Tensor, dy_NF: Tensor) -> Tensor:
     """As the operator `moebench::grouped_gemm_dw`."""
     (num_rows, d_in), d_out, experts = x_ND.shape, dy_NF.shape[1], ends_L.shape[0]
     if _needs_torch(x_ND, d_out):
-        return _torch_grouped_gemm_dw(x_ND, ends_L, dy_NF)
+        return grouped_gemm_dw_torch(x_ND, ends_L, dy_NF)
     dw_LDF = x_ND.new_empty(experts, d_in, d_out)
     if not dw_LDF.numel():
         return dw_LDF

@@ -14,7 +14,7 @@
     gradients.py   data-parallel gradients: BF16 all-to-all with FP32 sums, beside two other ways
     sharded.py     an optimiser whose state is divided among the replicas
     fp8_exchange.py  a reduce-scatter whose rows travel in FP8
-    stage.py       layers of a model with embedding, head and loss at its ends
+    stage.py       layers of a model; ends.py embedding, head and loss at its ends
     sync.py        gradients of replicated weights, inside nodes and between them
     plan.py        layouts of a job, why some have no meaning, what a rank holds
     bucket.py      parameters whose gradients are summed together; trained.py a stage with its training step

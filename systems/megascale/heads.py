@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from moebench.kernels.attention import attention
 from moebench.kernels.rms_norm import rms_norm
 from moebench.kernels.rope import rope
+from moebench.systems.decoder.products import product
 from moebench.workloads.models.decoder import DecoderShape
 
 
@@ -26,11 +27,17 @@ class Heads:
     def projected(self, h_SBD: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of every row, heads side by side, q and k turned: each [S, B, columns]."""
         positions, batch, d_model = h_SBD.shape
-        qkv_TC = torch.mm(h_SBD.reshape(-1, d_model), self.weights["qkv_DC"])
+        qkv_TC = product(h_SBD.reshape(-1, d_model), self.weights["qkv_DC"])
+        return self.split(qkv_TC, (positions, batch), tables)
+
+    def split(
+        self, qkv_TC: Tensor, rows: tuple[int, int], tables: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of what the projection gave for so many positions and sequences, q and k turned."""
         q_TC, k_TC, v_TC = qkv_TC.split(self.columns, 1)
-        q = self._turned(q_TC, "query_norm", positions, tables)
-        k = self._turned(k_TC, "key_norm", positions, tables)
-        return tuple(one.reshape(positions, batch, -1) for one in (q, k, v_TC))  # type: ignore[return-value]
+        q = self._turned(q_TC, "query_norm", rows[0], tables)
+        k = self._turned(k_TC, "key_norm", rows[0], tables)
+        return tuple(one.reshape(*rows, -1) for one in (q, k, v_TC))  # type: ignore[return-value]
 
     def _turned(self, x_TC: Tensor, norm: str, positions: int, tables: tuple[Tensor, Tensor]) -> Tensor:
         size = self.shape.head_size
@@ -45,7 +52,7 @@ class Heads:
 
     def out(self, y_SBQ: Tensor) -> Tensor:
         """The output projection."""
-        y_TD = torch.mm(y_SBQ.reshape(-1, y_SBQ.shape[2]), self.weights["out_QD"])
+        y_TD = product(y_SBQ.reshape(-1, y_SBQ.shape[2]), self.weights["out_QD"])
         return y_TD.view(*y_SBQ.shape[:2], -1)
 
 

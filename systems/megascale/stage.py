@@ -1,24 +1,25 @@
 """A pipeline stage of a model on the ranks of one node: some of its layers, and at its ends embedding, head and loss.
 
-Every rank has its own rows of all sequences (attention `dp`: sequences of its own), so that embedding, last norm, head
-and loss are each rank's for its rows; their weights are whole on every rank. The loss is the mean over a rank's rows.
+Every rank has its own rows of all sequences (attention `dp`: sequences of its own). What stands at the ends is whole on
+every rank, which does it for its rows (`ends.WholeVocabulary`), or cut by the vocabulary (Megatron's).
 """
 
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.region import region
-from moebench.kernels.rms_norm import rms_norm
+from moebench.systems.megascale.ends import Ends, WholeVocabulary
 from moebench.systems.megascale.layer import DecoderLayer
 from moebench.workloads.errors import InputError
 from moebench.workloads.models.decoder import DecoderModel
 
 # Makes a layer: (shape, sequence, batch, group, device=..., dtype=...), such as `ListedLayer` or a partial of one.
-MakeLayer = Callable[..., DecoderLayer]
+MakeLayer = Callable[..., nn.Module]
+# Makes the ends: (model, group, is_first, is_last, device, dtype); `rows(ids)` and `loss(rows, labels)` of a rank.
+MakeEnds = Callable[..., Ends]
 
 
 def problem(model: DecoderModel) -> str | None:
@@ -30,8 +31,9 @@ def problem(model: DecoderModel) -> str | None:
 class DecoderStage(nn.Module):
     """Layers of a model; parameters uninitialised.
 
-    `forward(x)` takes ids [s, B] on the first stage, else rows [s, B, D]; it gives rows, or with the labels [s, B] on
-    the last stage the loss, and beside it the sum of the layers' auxiliary losses.
+    `forward(x)` takes ids on the first stage, else rows [s, B, D]; it gives rows, or with the labels on the last stage
+    the loss, and beside it the sum of the layers' auxiliary losses. Ids and labels are [s, B], of this rank's rows, or
+    what `ends` takes.
 
     Args:
         layers: how many.
@@ -51,6 +53,7 @@ class DecoderStage(nn.Module):
         is_first: bool = True,
         is_last: bool = True,
         make: MakeLayer = DecoderLayer,
+        ends: MakeEnds = WholeVocabulary,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -61,14 +64,10 @@ class DecoderStage(nn.Module):
         if not 1 <= layers <= model.layers:
             raise InputError(f"layers = {layers}: the model {model.name} has {model.layers}, a stage at least one")
         self.model, self.is_first, self.is_last = model, is_first, is_last
-        like = torch.empty(0, device=device, dtype=dtype)
-        sizes = (model.vocabulary, model.shape.d_model)
-        self.tokens = nn.Parameter(like.new_empty(sizes)) if is_first or (is_last and model.tied) else None
+        self.ends = ends(model, group, is_first, is_last, device, dtype)
         self.layers = nn.ModuleList(
             make(model.shape, sequence, batch, group, device=device, dtype=dtype) for _ in range(layers)
         )
-        self.norm = nn.Parameter(like.new_empty(model.shape.d_model)) if is_last else None
-        self.head = nn.Parameter(like.new_empty(sizes)) if is_last and not model.tied else None
 
     def forward(self, x: Tensor, labels_SB: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One micro-batch through the stage.
@@ -79,10 +78,8 @@ class DecoderStage(nn.Module):
         if (labels_SB is not None) != self.is_last:
             raise ValueError("the last stage takes labels, and no other")
         if self.is_first:
-            assert self.tokens is not None
             self.before("tokens")
-            with region("dense"):
-                x = F.embedding(x, self.tokens)
+            x = self.ends.rows(x)
         losses = []
         for number, layer in enumerate(self.layers):
             self.before(str(number))
@@ -90,20 +87,10 @@ class DecoderStage(nn.Module):
             losses.append(aux)
         with region("loss"):
             aux = torch.stack(losses).sum()
-        return (x if labels_SB is None else self.loss(x, labels_SB)), aux
+        if labels_SB is None:
+            return x, aux
+        self.before("head")
+        return self.ends.loss(x, labels_SB), aux
 
     def before(self, part: str) -> None:
         """Called before the weights of `tokens`, of a layer by its number, or of `head` and last norm are used."""
-
-    def loss(self, x_SBD: Tensor, labels_SB: Tensor) -> Tensor:
-        """Mean negative log-likelihood of the labels, in fp32 or wider."""
-        assert self.norm is not None
-        head_VD = self.tokens if self.head is None else self.head
-        assert head_VD is not None
-        self.before("head")
-        with region("dense"):
-            h_TD = rms_norm(x_SBD.flatten(0, 1), self.norm, self.model.shape.eps)
-            logits_TV = torch.mm(h_TD, head_VD.t())
-        with region("loss"):
-            logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
-            return F.nll_loss(F.log_softmax(logits_TV, dim=1), labels_SB.reshape(-1))

@@ -139,7 +139,7 @@ class TrainedStage:
     def parts(self) -> dict[str, Part]:
         """What this rank holds, by the names of `JobStage.load`."""
         stage, group = self.stage, self.place.group
-        ends = {"tokens": stage.tokens, "norm": stage.norm, "head": stage.head}
+        ends = {name: getattr(stage.ends, name) for name in ("tokens", "norm", "head")}
         found = {name: Part(tensor.data) for name, tensor in ends.items() if tensor is not None}
         for number, layer in enumerate(stage.layers):
             for name, tensor in _named(layer).items():
@@ -168,15 +168,15 @@ class _Stage(DecoderStage):
 def _buckets(stage: DecoderStage, ranks: Ranks) -> dict[str, Bucket]:
     """In the order of the model; a tied embedding is one with the head."""
     found: dict[str, Bucket] = {}
-    if stage.tokens is not None:
-        found["tokens"] = Bucket((), [stage.tokens], ranks)
+    if stage.ends.tokens is not None:
+        found["tokens"] = Bucket((), [stage.ends.tokens], ranks)
     for number, layer in enumerate(stage.layers):
         own, alike = [], []
         for name, weight in layer.weights.items():  # type: ignore[operator, union-attr]
             cut = layer.cuts["query_DQ" if name == "qkv_DC" else name]  # type: ignore[index]
             (alike if cut is None or ranks.node.size == 1 else own).append(weight)
         found[str(number)] = Bucket(own, alike, ranks)
-    ends = [weight for weight in (stage.norm, stage.head) if weight is not None]
+    ends = [weight for weight in (stage.ends.norm, stage.ends.head) if weight is not None]
     if ends:
         found["head"] = Bucket((), ends, ranks)
     return found

@@ -10,5 +10,14 @@
     layer.py       the layer that puts them together
     system.py      the registered systems
 
-Read in NVIDIA/Megatron-LM: megatron/core/transformer/moe of core 0.16.1 and later.
+and its decoder layer, of October 2024 and of today, with tensor and sequence parallelism:
+
+    decoder.py     the layer; held.py which part of the weights a rank has, mesh.py which ranks share what
+    attention.py   self-attention on a rank's heads; linears.py the products around it
+    decoder_router.py, decoder_experts.py  what a rank computes
+    indexed.py     the two dispatchers of October 2024; uneven.py collectives of ranks with differently many rows
+    folded.py      the dispatcher of today, with experts over all ranks
+    vocabulary.py  embedding, head and loss, cut by the vocabulary
+
+Read in NVIDIA/Megatron-LM: megatron/core of 0.16.1 and later; for the decoder of October 2024, of 0.9.0 too.
 """

@@ -26,10 +26,10 @@ def initialised(stage, first=0):
     generator = torch.Generator().manual_seed(3)
     for name in ("tokens", "head"):
         weights = torch.randn(MODEL.vocabulary, SHAPE.d_model, generator=generator, dtype=torch.float64)
-        if getattr(stage, name) is not None:
-            getattr(stage, name).data.copy_(weights * 0.3)
-    if stage.norm is not None:
-        stage.norm.data.fill_(1.0)
+        if getattr(stage.ends, name) is not None:
+            getattr(stage.ends, name).data.copy_(weights * 0.3)
+    if stage.ends.norm is not None:
+        stage.ends.norm.data.fill_(1.0)
     for number, layer in enumerate(stage.layers, start=first):
         layer.load(random_weights(SHAPE, torch.float64, seed=number))
     return stage
@@ -59,14 +59,14 @@ def test_stages_one_after_another_are_the_model(make):
     torch.testing.assert_close(early_aux + late_aux, aux)
     (last + late_aux).backward()
     torch.autograd.backward([rows, early_aux], [handed.grad, torch.ones_like(early_aux)])
-    torch.testing.assert_close(stages[0].tokens.grad, whole.tokens.grad)
-    torch.testing.assert_close(stages[1].head.grad, whole.head.grad)
+    torch.testing.assert_close(stages[0].ends.tokens.grad, whole.ends.tokens.grad)
+    torch.testing.assert_close(stages[1].ends.head.grad, whole.ends.head.grad)
 
 
 def test_a_tied_model_learns():
     """Its head is its embedding; a few steps lower the loss from where guessing is."""
     stage = initialised(DecoderStage(replace(MODEL, tied=True), 4, S, B, ALONE, dtype=torch.float64))
-    assert stage.head is None
+    assert stage.ends.head is None
     losses = []
     for _ in range(6):
         stage.zero_grad()

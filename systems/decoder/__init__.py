@@ -1,0 +1,4 @@
+"""What decoder layers of several systems share.
+
+    products.py    products whose weights may add up their gradients in FP32 as they are made
+"""

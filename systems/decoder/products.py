@@ -1,0 +1,102 @@
+"""Products with weights that may add up their gradients in FP32 over a step's micro-batches.
+
+A weight with a `main_grad`, an FP32 tensor of its shape, gets no `grad`: the product of the backward adds to the sum
+itself (`moebench.kernels.gradient_sum`), as Megatron does under `gradient_accumulation_fusion`. Whoever keeps the sums
+may set `on_gradient` on the weight; it is called whenever the sum has grown.
+
+T rows, D columns in, C columns out, N rows sorted by expert, L experts.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from moebench.kernels.gradient_sum import add_grouped_product_, add_product_
+from moebench.kernels.grouped_gemm import grouped_gemm, grouped_gemm_dw
+from moebench.systems.layer import grad_of
+
+
+def product(x_TD: Tensor, weight_DC: Tensor) -> Tensor:
+    """`x w`; differentiable in both."""
+    return _Product.apply(x_TD, weight_DC)
+
+
+def grouped_product(x_ND: Tensor, ends_L: Tensor, weight_LDC: Tensor) -> Tensor:
+    """`grouped_gemm`; differentiable in x and the weight."""
+    return _GroupedProduct.apply(x_ND, ends_L, weight_LDC)
+
+
+def weight_gradient(x_TD: Tensor, grad_TC: Tensor, weight_DC: Tensor) -> Tensor | None:
+    """The gradient `x^T dy` of a weight; None where its sum takes it."""
+    total = getattr(weight_DC, "main_grad", None)
+    if total is None:
+        return torch.mm(x_TD.t(), grad_TC)
+    add_product_(total, x_TD, grad_TC)
+    _tell(weight_DC)
+    return None
+
+
+def grouped_weight_gradient(x_ND: Tensor, ends_L: Tensor, grad_NC: Tensor, weight_LDC: Tensor) -> Tensor | None:
+    """The same of every expert's rows."""
+    total = getattr(weight_LDC, "main_grad", None)
+    if total is None:
+        return grouped_gemm_dw(x_ND, ends_L, grad_NC)
+    add_grouped_product_(total, x_ND, ends_L, grad_NC)
+    _tell(weight_LDC)
+    return None
+
+
+def _tell(weight: Tensor) -> None:
+    tell = getattr(weight, "on_gradient", None)
+    if tell is not None:
+        tell()
+
+
+def turned(weight: Tensor) -> Tensor:
+    """The transposed weight, whose sum is that of the weight."""
+    view = weight.t()
+    for name in ("main_grad", "on_gradient"):
+        if hasattr(weight, name):
+            own = getattr(weight, name)
+            setattr(view, name, own.t() if name == "main_grad" else own)
+    return view
+
+
+def gradient_of(weight: Tensor) -> Tensor:
+    """What a weight's gradient is so far: its FP32 sum, else `grad`, else zeros."""
+    total = getattr(weight, "main_grad", None)
+    return grad_of(weight) if total is None else total
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_TD, weight_DC):
+        ctx.weight_DC = weight_DC
+        ctx.save_for_backward(x_TD)
+        return torch.mm(x_TD, weight_DC)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_TC):
+        (x_TD,) = ctx.saved_tensors
+        grad_x_TD = torch.mm(grad_TC, ctx.weight_DC.t()) if ctx.needs_input_grad[0] else None
+        return grad_x_TD, weight_gradient(x_TD, grad_TC, ctx.weight_DC) if ctx.needs_input_grad[1] else None
+
+
+class _GroupedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_ND, ends_L, weight_LDC):
+        ctx.weight_LDC = weight_LDC
+        ctx.save_for_backward(x_ND, ends_L)
+        return grouped_gemm(x_ND, ends_L, weight_LDC)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_NC):
+        x_ND, ends_L = ctx.saved_tensors
+        weight_LDC, grad_x_ND = ctx.weight_LDC, None
+        if ctx.needs_input_grad[0]:
+            grad_x_ND = grouped_gemm(grad_NC, ends_L, weight_LDC.transpose(1, 2))
+        if ctx.needs_input_grad[2]:
+            return grad_x_ND, None, grouped_weight_gradient(x_ND, ends_L, grad_NC, weight_LDC)
+        return grad_x_ND, None, None
