@@ -4,7 +4,7 @@ torch's own optimisers choose between loops and foreach by device, so that a CPU
 execute different operators; these execute the same ones everywhere.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -79,15 +79,35 @@ class AdamW:
             [tensors[i] for i in chosen] for tensors in (self.params, self.averages, self.squares)
         )
         steps = [self.steps[i] for i in chosen]
-        beta1, beta2 = self.betas
-        torch._foreach_mul_(params, 1 - self.lr * self.weight_decay)
+        adamw_update(params, grads, averages, squares, steps, self.lr, self.betas, self.eps, self.weight_decay)
+
+
+def adamw_update(
+    params: list[Tensor],
+    grads: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    steps: Sequence[int],
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """One step of `AdamW` in place, on tensors that live anywhere; no gradients are recorded.
+
+    Args:
+        steps: of each parameter, this one included.
+    """
+    beta1, beta2 = betas
+    with torch.no_grad():
+        torch._foreach_mul_(params, 1 - lr * weight_decay)
         torch._foreach_lerp_(averages, grads, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
         denominators = torch._foreach_sqrt(squares)
         torch._foreach_div_(denominators, [(1 - beta2**step) ** 0.5 for step in steps])
-        torch._foreach_add_(denominators, self.eps)
-        torch._foreach_addcdiv_(params, averages, denominators, [-self.lr / (1 - beta1**step) for step in steps])
+        torch._foreach_add_(denominators, eps)
+        torch._foreach_addcdiv_(params, averages, denominators, [-lr / (1 - beta1**step) for step in steps])
 
 
 def _with_gradients(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -1,0 +1,91 @@
+"""The door through which a program moves bytes between tiers: storage, host memory, the device's memory.
+
+Such moves run beside the device's queue, on a thread or a stream of their own, and no torch operator shows them. So
+whoever starts one, or waits for one, says so here; a recorder listens and puts it into the program. Without a listener
+nothing happens. (A small read of integers is `moebench.kernels.host`'s.)
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+# What may be moved, and beside what: moves of one stream run one after another.
+STREAM_OF = {
+    "storage-read": "storage",  # from a file into host memory
+    "storage-write": "storage",  # back
+    "to-device": "host-to-device",  # a copy over the host link
+    "to-host": "device-to-host",  # back
+    "host-update": "host-update",  # no move, but a pass of the host over its memory: an optimiser's
+}
+
+
+class TransferListener(Protocol):
+    """Told of transfers; indices are its own."""
+
+    def transfer(self, kind: str, moved_bytes: int, after: Sequence[int]) -> int:
+        """A transfer was started; it begins when those in `after` are over."""
+
+    def device_waits(self, index: int) -> None:
+        """What is issued from now on runs on the device when this transfer is over."""
+
+    def host_waits(self, indices: Sequence[int]) -> None:
+        """The host waits for these transfers."""
+
+    def mark(self) -> int:
+        """The end of what the device has been given so far."""
+
+
+_listeners: list[TransferListener] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Something that was started, or a mark in the device's queue: its index with each listener."""
+
+    indices: tuple[int, ...] = ()
+
+
+def start_transfer(kind: str, moved_bytes: int, after: Sequence[Transfer] = ()) -> Transfer:
+    """Say that a transfer starts on the stream of its kind once those in `after` are over.
+
+    Raises:
+        ValueError: unknown kind.
+    """
+    if kind not in STREAM_OF:
+        raise ValueError(f"unknown transfer {kind!r}; choose one of {', '.join(STREAM_OF)}")
+    return Transfer(
+        tuple(
+            listener.transfer(kind, moved_bytes, [one.indices[place] for one in after if place < len(one.indices)])
+            for place, listener in enumerate(_listeners)
+        )
+    )
+
+
+def device_waits(transfer: Transfer) -> None:
+    """Say that what is issued from now on waits on the device for a transfer."""
+    for index, listener in zip(transfer.indices, _listeners):
+        listener.device_waits(index)
+
+
+def host_waits(*transfers: Transfer) -> None:
+    """Say that the host waits for transfers."""
+    for place, listener in enumerate(_listeners):
+        indices = [one.indices[place] for one in transfers if place < len(one.indices)]
+        if indices:
+            listener.host_waits(indices)
+
+
+def mark() -> Transfer:
+    """The end of what the device has been given so far, for `after`."""
+    return Transfer(tuple(listener.mark() for listener in _listeners))
+
+
+@contextmanager
+def listening(listener: TransferListener) -> Iterator[None]:
+    """Tell `listener` of every transfer inside the block. Transfers started outside are none of its business."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
