@@ -7,6 +7,8 @@ may set `on_gradient` on the weight; it is called whenever the sum has grown.
 T rows, D columns in, C columns out, N rows sorted by expert, L experts.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -28,10 +30,20 @@ def grouped_product(x_ND: Tensor, ends_L: Tensor, weight_LDC: Tensor) -> Tensor:
 
 def weight_gradient(x_TD: Tensor, grad_TC: Tensor, weight_DC: Tensor) -> Tensor | None:
     """The gradient `x^T dy` of a weight; None where its sum takes it."""
+    return weight_gradient_of_parts([(x_TD, grad_TC)], weight_DC)
+
+
+def weight_gradient_of_parts(parts: Sequence[tuple[Tensor, Tensor]], weight_DC: Tensor) -> Tensor | None:
+    """The same, of rows in parts: pairs of x and dy."""
     total = getattr(weight_DC, "main_grad", None)
     if total is None:
-        return torch.mm(x_TD.t(), grad_TC)
-    add_product_(total, x_TD, grad_TC)
+        (first, grad), *others = parts
+        found = torch.mm(first.t(), grad)
+        for x_TD, grad_TC in others:
+            found.addmm_(x_TD.t(), grad_TC)
+        return found
+    for x_TD, grad_TC in parts:
+        add_product_(total, x_TD, grad_TC)
     _tell(weight_DC)
     return None
 

@@ -5,14 +5,16 @@ what is kept is a choice: all of Fig 9's tensors, or those with an asterisk, fro
 again: by two norms, an activation, a permutation, and two collectives that are repeated (section 4.1).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import Pending
 from moebench.kernels.region import region
+from moebench.systems.decoder.products import grouped_weight_gradient, weight_gradient_of_parts
 from moebench.systems.megascale.volumes import Sizes
 from moebench.workloads.models.decoder import DecoderShape
 
@@ -73,9 +75,11 @@ class State:
     Attributes:
         weights: this rank's, by the layer's names; cos, sin: of its positions.
         tensors: by name, as long as they are needed; gradients as `g_` and the name.
-        flights: collectives under way, by the name of their result.
+        flights: collectives under way, by the name of their result; gradients: of weights.
         capacity_factor: of a device; None drops nobody.
-        rows: N, of this rank's experts.
+        chunks: into which a rank's rows are cut; what belongs to the i-th is named with `.i` behind.
+        rows: N, of this rank's experts; runs: of each chunk, where its rows of each expert begin and end.
+        own: the parameters, whose gradients may be added up in FP32 (decoder/products.py).
     """
 
     shape: DecoderShape
@@ -85,9 +89,13 @@ class State:
     sin: Tensor
     batch: int
     capacity_factor: float | None = None
+    chunks: int = 1
+    own: Mapping[str, Tensor] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     flights: dict[str, Pending] = field(default_factory=dict)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
     rows: int = 0
+    runs: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -102,10 +110,38 @@ class State:
         """Wait for the collective of that result."""
         return self.flights.pop(name).wait()
 
+    def land_rows(self, name: str) -> Tensor:
+        """Wait for all chunks of it; one after another they are the rows."""
+        return self.land(name) if name in self.flights else torch.cat([self.land(one) for one in self.of_chunks(name)])
+
+    def land_positions(self, name: str) -> Tensor:
+        """Wait for all chunks, each of positions of every rank in the ranks' order; put together by rank."""
+        if name in self.flights:
+            return self.land(name)
+        found = [self.land(one).unflatten(0, (self.group.size, -1)) for one in self.of_chunks(name)]
+        return torch.stack(found, 1).flatten(0, 2)
+
+    def of_chunks(self, name: str) -> list[str]:
+        """The names of its chunks."""
+        return [f"{name}.{chunk}" for chunk in range(self.chunks)]
+
+    def part(self, chunk: int) -> int:
+        """Rows of a chunk."""
+        return sum(self.runs[chunk][1]) - sum(self.runs[chunk][0])
+
     def drop(self, *names: str) -> None:
-        """Let tensors go whose last reader was here."""
+        """Let tensors go whose last reader was here, those of chunks too."""
         for name in names:
-            self.tensors.pop(name, None)
+            for one in (name, *(self.of_chunks(name) if self.chunks > 1 else ())):
+                self.tensors.pop(one, None)
+
+    def note_gradient(self, name: str, *parts: tuple[Tensor, Tensor]) -> None:
+        """The gradient of a weight, of what went in and the gradient of what came out; None where its sum has it."""
+        self.gradients[name] = weight_gradient_of_parts(parts, self.own[name])
+
+    def note_grouped_gradient(self, name: str, x_ND: Tensor, grad_NF: Tensor) -> None:
+        """The same of the experts' rows."""
+        self.gradients[name] = grouped_weight_gradient(x_ND, self["ends_L"], grad_NF, self.own[name])
 
 
 Operator = tuple[str, Callable[[State], None]]  # region, what it does

@@ -1,7 +1,7 @@
 """The backward as a list of operators (Fig 8b is its beginning): what was not kept is made again where its time hides
 behind a collective, and each collective runs beside products that do not need it.
 
-`g_x` is the gradient of x, `d_x` that of the weight x. Every operator reads what the ones before left and lets go what
+`g_x` is the gradient of x. Every operator reads what the ones before left and lets go what
 nobody reads any more.
 """
 
@@ -11,7 +11,7 @@ import torch
 
 from moebench.kernels.activation import activate
 from moebench.kernels.collectives.start_wait import start_all_gather, start_all_to_all, start_reduce_scatter
-from moebench.kernels.grouped_gemm import grouped_gemm, grouped_gemm_dw
+from moebench.kernels.grouped_gemm import grouped_gemm
 from moebench.kernels.permute import permute, unpermute
 from moebench.kernels.rms_norm import rms_norm_backward
 from moebench.systems.megascale.chain import Operator, State
@@ -56,7 +56,7 @@ def g_scatter(s: State) -> None:
 def g_last_product(s: State) -> None:
     """g_fc2_in and the gradient of w2."""
     s["g_fc2_in"] = grouped_gemm(s["g_fc2_out"], s["ends_L"], s.weights["w2_EFD"].transpose(1, 2))
-    s["d_w2_EFD"] = grouped_gemm_dw(s["fc2_in"], s["ends_L"], s["g_fc2_out"])
+    s.note_grouped_gradient("w2_EFD", s["fc2_in"], s["g_fc2_out"])
     s.drop("g_fc2_out", "fc2_in", "fc2_out", "fc2_out_rs", "ffn_out")
 
 
@@ -71,7 +71,7 @@ def g_shared(s: State) -> None:
     """The shared expert: what it adds to the tokens' gradient, and the gradient of its last product."""
     if "shared1_out" in s:
         h_WF = activate(s["shared1_out"], "swiglu", s["shared3_out"])
-        s["d_shared2_FD"] = torch.mm(h_WF.t(), s["g_fc2_out_rs"])
+        s.note_gradient("shared2_FD", (h_WF, s["g_fc2_out_rs"]))
         g_h_WF = torch.mm(s["g_fc2_out_rs"], s.weights["shared2_FD"].t())
         s["g_shared1"], s["g_shared3"], _ = _activation_backward(
             g_h_WF, s["shared1_out"], s["shared3_out"], None, "swiglu"
@@ -102,16 +102,16 @@ def start_g_tokens(s: State) -> None:
 
 def d_products(s: State) -> None:
     """The gradients of w1 and w3, which the reduce-scatter runs beside."""
-    s["d_w1_EDF"] = grouped_gemm_dw(s["ffn_in"], s["ends_L"], s["g_fc1_out"])
-    s["d_w3_EDF"] = grouped_gemm_dw(s["ffn_in"], s["ends_L"], s["g_fc3_out"])
+    s.note_grouped_gradient("w1_EDF", s["ffn_in"], s["g_fc1_out"])
+    s.note_grouped_gradient("w3_EDF", s["ffn_in"], s["g_fc3_out"])
     s.drop("ffn_in", "g_fc1_out", "g_fc3_out")
 
 
 def d_shared(s: State) -> None:
     """The gradients of the shared expert's first products."""
     if "g_shared1" in s:
-        s["d_shared1_DF"] = torch.mm(s["ln2_out_ag"].t(), s["g_shared1"])
-        s["d_shared3_DF"] = torch.mm(s["ln2_out_ag"].t(), s["g_shared3"])
+        s.note_gradient("shared1_DF", (s["ln2_out_ag"], s["g_shared1"]))
+        s.note_gradient("shared3_DF", (s["ln2_out_ag"], s["g_shared3"]))
     s.drop("g_shared1", "g_shared3", "ln2_out_ag", "g_ln2_out_ag")
 
 
@@ -124,14 +124,14 @@ def g_choose(s: State) -> None:
         g_probs_TE, s.land("g_weights_TK"), s["probs_TE"], s["experts_TK"], s.shape.renormalises
     )
     wide, router_DE = g_logits_TE.dtype, s.weights["router_DE"]
-    s["d_router_DE"] = torch.mm(s["ln2_out"].to(wide).t(), g_logits_TE).to(router_DE.dtype)
+    s.gradients["router_DE"] = torch.mm(s["ln2_out"].to(wide).t(), g_logits_TE).to(router_DE.dtype)
     s["g_routed"] = torch.mm(g_logits_TE, router_DE.to(wide).t()).to(s["ln2_out"].dtype)
 
 
 def g_norm2(s: State) -> None:
     """g_ln2_in, with the residual's."""
-    g_TD = s.land("g_ln2_out") + s["g_routed"]
-    g_TD, s["d_norm2_D"] = rms_norm_backward(g_TD, s["ln2_in"], s.weights["norm2_D"], s["inverse2"])
+    g_TD = s.land_rows("g_ln2_out") + s["g_routed"]
+    g_TD, s.gradients["norm2_D"] = rms_norm_backward(g_TD, s["ln2_in"], s.weights["norm2_D"], s["inverse2"])
     s["g_ln2_in"] = g_TD + s["g_next_hidden"]
     s.drop("ln2_out", "ln2_in", "g_routed", "g_next_hidden", "attn_out")
 
@@ -151,7 +151,7 @@ def start_g_attn(s: State) -> None:
 def d_out(s: State) -> None:
     """The gradient of the output projection, meanwhile."""
     again(land_attn, "attn_a2a")(s)
-    s["d_out_QD"] = torch.mm(s["attn_a2a"].t(), s["g_ln2_in"])
+    s.note_gradient("out_QD", (s["attn_a2a"], s["g_ln2_in"]))
     s.drop("attn_a2a")
 
 
@@ -159,7 +159,7 @@ def g_attend(s: State) -> None:
     """Attention's backward."""
     size, inputs = s.shape.head_size, heads_of(s, s["qkv_a2a"])
     grads = torch.ops.moebench.attention_backward(
-        by_head(s.land("g_attn"), size), *inputs, by_head(s["attn"], size), s["lse"], True, size**-0.5
+        by_head(s.land_positions("g_attn"), size), *inputs, by_head(s["attn"], size), s["lse"], True, size**-0.5
     )
     s["g_qkv_a2a"] = torch.cat([by_row(one) for one in grads], 2)
     s.drop("qkv_a2a", "attn")
@@ -181,13 +181,13 @@ def g_turn(s: State) -> None:
 def g_project(s: State) -> None:
     """The projection."""
     s["g_ln1_out"] = torch.mm(s["g_qkv"], s.weights["qkv_DC"].t())
-    s["d_qkv_DC"] = torch.mm(s["ln1_out"].t(), s["g_qkv"])
+    s.note_gradient("qkv_DC", (s["ln1_out"], s["g_qkv"]))
     s.drop("g_qkv", "ln1_out")
 
 
 def g_norm1(s: State) -> None:
     """g_hidden, with the residual's."""
-    g_TD, s["d_norm1_D"] = rms_norm_backward(s["g_ln1_out"], s["hidden"], s.weights["norm1_D"], s["inverse1"])
+    g_TD, s.gradients["norm1_D"] = rms_norm_backward(s["g_ln1_out"], s["hidden"], s.weights["norm1_D"], s["inverse1"])
     s["g_hidden"] = g_TD + s["g_ln2_in"]
 
 

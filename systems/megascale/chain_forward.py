@@ -34,10 +34,11 @@ def turn(s: State) -> None:
     s["q_rope"], s["k_rope"] = turned(s, q_TC), turned(s, k_TC)
 
 
-def turned(s: State, x_TC: Tensor, inverse: bool = False) -> Tensor:
-    """Heads of rows turned by their positions, or back: [T, columns]."""
-    x_SHD = x_TC.reshape(len(s.cos), -1, s.shape.head_size)
-    return rope(x_SHD, s.cos, s.sin, inverse).view(x_TC.shape)
+def turned(s: State, x_TC: Tensor, inverse: bool = False, chunk: int | None = None) -> Tensor:
+    """Heads of rows, or of a chunk of them, turned by their positions, or back: [T, columns]."""
+    cos, sin = (s.cos, s.sin) if chunk is None else (table.chunk(s.chunks)[chunk] for table in (s.cos, s.sin))
+    x_SHD = x_TC.reshape(len(cos), -1, s.shape.head_size)
+    return rope(x_SHD, cos, sin, inverse).view(x_TC.shape)
 
 
 def start_qkv(s: State) -> None:
@@ -49,7 +50,7 @@ def start_qkv(s: State) -> None:
 
 def attend(s: State) -> None:
     """attn of this rank's heads over all positions."""
-    s["qkv_a2a"] = s.land("qkv_a2a")
+    s["qkv_a2a"] = s.land_positions("qkv_a2a")
     out, s["lse"] = torch.ops.moebench.attention(*heads_of(s, s["qkv_a2a"]), True, s.shape.head_size**-0.5)
     s["attn"] = by_row(out)
 
@@ -157,7 +158,7 @@ def start_results(s: State) -> None:
 
 def finish(s: State) -> None:
     """ffn_out and, with the residual, the layer's output."""
-    s["ffn_out"] = s.land("ffn_out")
+    s["ffn_out"] = s.land_rows("ffn_out")
     s["next_hidden"] = s["ln2_in"] + s["ffn_out"]
 
 

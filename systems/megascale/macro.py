@@ -10,6 +10,8 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.region import region
 from moebench.systems.megascale.chain import BESIDES, KEPT, State, run
 from moebench.systems.megascale.chain_backward import BACKWARD
+from moebench.systems.megascale.chain_chunks_backward import backward_in_chunks
+from moebench.systems.megascale.chain_chunks_forward import forward_in_chunks
 from moebench.systems.megascale.chain_forward import FORWARD
 from moebench.systems.megascale.layer import DecoderLayer
 from moebench.systems.megascale.routing import balance_of_shares
@@ -22,6 +24,7 @@ class ListedLayer(DecoderLayer):
 
     Args:
         keep: `all` tensors of Fig 9 or the `selective` ones; the gradients are the same.
+        chunks: as of `DecoderLayer`; the lists are then those of chain_chunks_forward.py and chain_chunks_backward.py.
 
     Raises:
         InputError: as `DecoderLayer`; another `keep`; norms of heads, which the lists have not.
@@ -37,13 +40,14 @@ class ListedLayer(DecoderLayer):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         capacity_factor: float | None = None,
+        chunks: int = 1,
     ) -> None:
         if keep not in KEPT:
             raise one_of("tensors to keep", keep, KEPT)
         if shape.qk_norm:
             raise InputError("qk_norm: the listed layer has no norms of heads; DecoderLayer has")
         super().__init__(
-            shape, sequence, batch, group, "sp", "ep-ag", device, dtype, capacity_factor=capacity_factor
+            shape, sequence, batch, group, "sp", "ep-ag", device, dtype, chunks, capacity_factor=capacity_factor
         )
         self.keep = keep
 
@@ -61,11 +65,12 @@ class _Listed(torch.autograd.Function):
     def forward(ctx, layer, names, batch, x_TD, *weights):
         state = _state(layer, names, batch, weights)
         state["hidden"] = x_TD
-        run(FORWARD, state)
+        run(FORWARD if state.chunks == 1 else forward_in_chunks(state.chunks), state)
         with region("gate"):
             aux = balance_of_shares(state["probs_TE"], state["shares_M"])
-        ctx.kept = [name for name in (*KEPT[layer.keep], *BESIDES) if name in state]
-        ctx.layer, ctx.names, ctx.batch, ctx.rows = layer, names, batch, state.rows
+        stems = (*KEPT[layer.keep], *BESIDES)
+        ctx.kept = [name for name in state.tensors if name.partition(".")[0] in stems]
+        ctx.layer, ctx.names, ctx.batch, ctx.rows, ctx.runs = layer, names, batch, state.rows, state.runs
         ctx.save_for_backward(*weights, *(state[name] for name in ctx.kept))
         return state["next_hidden"], aux
 
@@ -76,13 +81,15 @@ class _Listed(torch.autograd.Function):
         saved = ctx.saved_tensors
         state = _state(ctx.layer, ctx.names, ctx.batch, saved[:count])
         state.tensors |= dict(zip(ctx.kept, saved[count:], strict=True))
-        state.rows = ctx.rows
+        state.rows, state.runs = ctx.rows, ctx.runs
         with region("exchange"):
             state["g_next_hidden"], state["g_aux"] = g_y_TD.contiguous(), g_aux
-        run(BACKWARD, state)
-        return None, None, None, state["g_hidden"], *(state[f"d_{name}"] for name in ctx.names)
+        run(BACKWARD if state.chunks == 1 else backward_in_chunks(state.chunks), state)
+        return None, None, None, state["g_hidden"], *(state.gradients[name] for name in ctx.names)
 
 
 def _state(layer: ListedLayer, names: list[str], batch: int, weights: tuple[Tensor, ...]) -> State:
     held = dict(zip(names, (weight.detach() for weight in weights), strict=True))
-    return State(layer.shape, layer.group, held, layer.attention.cos, layer.attention.sin, batch, layer.capacity_factor)
+    tables = layer.attention.cos, layer.attention.sin
+    own = dict(layer.weights.items())
+    return State(layer.shape, layer.group, held, *tables, batch, layer.capacity_factor, layer.chunks, own)

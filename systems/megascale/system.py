@@ -1,10 +1,11 @@
 """`megascale` as a system that trains decoders: the ranks of a node share a layer, stages follow from node to node.
 
-    megascale+attention=sp+experts=ep-ag+overlap=inter+keep=selective+gradients=bf16-all-to-all+capacity=none
+    megascale+attention=sp+experts=ep-ag+overlap=inter+chunks=2+keep=selective+gradients=bf16-all-to-all+capacity=none
 
 `overlap`: `none`, operators one after another as autograd has them; `inter`, the listed operators of section 4.2 (under
-`sp` and `ep-ag`). `keep`: what is kept for the backward where operators are listed. `experts=ep` is the better of the
-two ways by the paper's rule. `gradients`: how the replicas sum them. `capacity`: of a device, in even shares.
+`sp` and `ep-ag`); `intra`, these in so many `chunks` (section 4.3). `keep`: what is kept for the backward where
+operators are listed. `experts=ep` is the better of the two ways by the paper's rule. `gradients`: how the replicas sum
+them. `capacity`: of a device, in even shares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.job import JobLayout
 from moebench.workloads.models.decoder import DecoderModel, DecoderShape
 
-OVERLAPS = ("none", "inter")
+OVERLAPS = ("none", "inter", "intra")
 BY_RULE = "ep"
 SOURCE = "MegaScale-MoE, arXiv 2505.11432v3 (no code was released)"
 
@@ -38,9 +39,15 @@ class Options:
     attention: str = "sp"
     experts: str = "ep-ag"
     overlap: str = "inter"
+    chunks: str = "2"
     keep: str = "selective"
     gradients: str = "bf16-all-to-all"
     capacity: str = "none"
+
+    @property
+    def cuts(self) -> int:
+        """Chunks that rows are cut into; 1 without overlap inside operators."""
+        return int(self.chunks) if self.overlap == "intra" else 1
 
     @property
     def factor(self) -> float | None:
@@ -52,6 +59,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "attention": attention.STRATEGIES,
     "experts": (*experts.STRATEGIES, BY_RULE),
     "overlap": OVERLAPS,
+    "chunks": ("2", "4", "8", "16"),
     "keep": tuple(KEPT),
     "gradients": WAYS,
 }
@@ -106,10 +114,12 @@ class MegaScale:
             return f"overlap={told.overlap}: operators are listed for {listed}, not for {by[0]} and {by[1]}"
         if told.overlap != "none" and model.shape.qk_norm:
             return f"overlap={told.overlap}: the listed layer has no norms of heads, as model {model.name} has"
+        if told.factor is not None and told.cuts > 1:
+            return f"capacity={told.capacity}: devices drop in one chunk only, not under overlap=intra"
         if told.factor is not None and by[1] != "ep-ag":
             return f"capacity={told.capacity}: devices drop under experts=ep-ag only, not {by[1]}"
         return stage.problem(model) or layers.problem(
-            model.shape, layout.node_ranks, model.sequence, layout.micro_batch, by
+            model.shape, layout.node_ranks, model.sequence, layout.micro_batch, by, told.cuts
         )
 
     def stage(
@@ -126,7 +136,8 @@ class MegaScale:
     def reads(self, model: DecoderModel, layout: JobLayout, shares: Sequence[float], index: int) -> Answer:
         """What a rank reads: rows of its experts, of tokens that every rank routes alike."""
         tokens = model.sequence * layout.micro_batch // layout.node_ranks
-        return reads_of_shares(shares, tokens * model.shape.top_k, layout.node_ranks, index)
+        routes = tokens * model.shape.top_k
+        return reads_of_shares(shares, routes, layout.node_ranks, index, self.options.cuts)
 
     def _experts_by(self, shape: DecoderShape, ranks: int) -> str:
         by = self.options.experts
@@ -135,7 +146,7 @@ class MegaScale:
     def _make(self, shape: DecoderShape, ranks: int) -> MakeLayer:
         told = self.options
         if told.overlap != "none":
-            return partial(ListedLayer, keep=told.keep, capacity_factor=told.factor)
+            return partial(ListedLayer, keep=told.keep, capacity_factor=told.factor, chunks=told.cuts)
         by = {"attention_by": told.attention, "experts_by": self._experts_by(shape, ranks)}
         return partial(DecoderLayer, **by, capacity_factor=told.factor)  # type: ignore[arg-type]
 

@@ -269,14 +269,16 @@ def the_listed_layer_equals_the_definition(group):
     """Whatever is kept, with a shared expert and without, and crowded."""
     wrong = []
     cases = [("shared", "all", None), ("shared", "selective", None), ("crowded", "selective", None)]
-    for name, keep, factor in (*cases, ("bare", "all", None), ("bare", "selective", 0.7)):
+    more = [("bare", "all", None, 1), ("bare", "selective", 0.7, 1), ("shared", "all", None, 2)]
+    more += [("shared", "selective", None, 2), ("crowded", "selective", None, 2)]
+    for name, keep, factor, chunks in (*((*case, 1) for case in cases), *more):
         shape, weights, x, upstream = whole(name)
-        layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64, capacity_factor=factor)
+        layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64, capacity_factor=factor, chunks=chunks)
         layer.load(weights)
         wanted = expected(name, 0, group.size, group.size, factor)
         with poisoned_memory():
             done = step(layer, x, upstream)
-        wrong += differences(f"{name} {keep}", layer, done, wanted)
+        wrong += differences(f"{name} {keep} {chunks}", layer, done, wanted)
     return wrong
 
 
@@ -287,9 +289,16 @@ def kept_tensors_are_those_of_fig_9(group):
     tokens, heads, ranks = S * B // group.size, shape.heads // group.size, group.size
     besides = 2 * tokens + B * heads * S + tokens * (shape.experts + shape.top_k) + ranks
     besides += S * B * shape.top_k + shape.experts // ranks + tokens * shape.top_k
-    wrong, gradients, sent_back = [], {}, {}
+    wrong = []
+    for chunks in (1, 2):
+        wrong += _kept_in_chunks(group, chunks, shape, sizes, weights, x, besides)
+    return wrong
+
+
+def _kept_in_chunks(group, chunks, shape, sizes, weights, x, besides):
+    wrong, gradients, sent_back, ranks = [], {}, {}, group.size
     for keep in KEPT:
-        layer = ListedLayer(shape, S, B, group, keep)
+        layer = ListedLayer(shape, S, B, group, keep, chunks=chunks)
         layer.load(weights)
         own, kept = layer.own_rows(x).requires_grad_(), []
         upstream = [layer.own_rows(torch.sin(torch.arange(x.numel()).float()).view(x.shape)), torch.ones(())]
@@ -299,10 +308,11 @@ def kept_tensors_are_those_of_fig_9(group):
             torch.autograd.backward([y, aux], upstream)
         held = {weight.data_ptr() for weight in layer.weights.values()}
         found = sum(one.numel() for one in kept if one.data_ptr() not in held) - besides
-        if found != kept_elements(sizes, shape.d_ffn / shape.d_model, keep):
-            wrong.append(f"{keep}: {found} elements, not {kept_elements(sizes, shape.d_ffn / shape.d_model, keep)}")
+        wanted = kept_elements(sizes, shape.d_ffn / shape.d_model, keep)
+        if found != wanted:
+            wrong.append(f"{keep} {chunks}: {found} elements, not {wanted}")
         sent_back[keep] = sent_by([op for op in recorder.ops if op.phase == BACKWARD], group.index, 8)
-        wrong += [f"{keep}: {alone}" for alone in waits_without_work(recorder.ops) if keep == "selective"]
+        wrong += [f"{keep} {chunks}: {alone}" for alone in waits_without_work(recorder.ops) if keep == "selective"]
         gradients[keep] = [own.grad, *(weight.grad for weight in layer.weights.values())]
     if not all(torch.equal(*both) for both in zip(*gradients.values())):
         wrong.append("the gradients differ")

@@ -99,3 +99,14 @@ def test_a_capacity_makes_every_shape_known(kind):
     _, balanced = traced("internal-352b", DecoderLayer, "sp", "ep-ag")
     flops = [sum(op.flops for op in one if op.name.startswith("moebench::grouped")) for one in (ops, balanced.ops)]
     assert flops[0] == flops[1]
+
+
+def test_listed_chunks_keep_and_compute_the_same():
+    """In four chunks the same FLOPs and bytes sent, no higher peak, and every collective of rows four times."""
+    _, plain = traced("internal-352b", ListedLayer, "selective")
+    _, cut = traced("internal-352b", ListedLayer, "selective", chunks=4)
+    assert sent_forward(plain.ops) == sent_forward(cut.ops)
+    assert sum(op.flops for op in plain.ops) == sum(op.flops for op in cut.ops)
+    assert 0.9 * plain.peak_bytes < cut.peak_bytes <= plain.peak_bytes
+    counts = [sum(op.collective is not None for op in program.ops) for program in (plain, cut)]
+    assert counts[1] - counts[0] == 3 * 10  # five collectives of rows forward with those made again, five backward
