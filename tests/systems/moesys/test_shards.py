@@ -169,7 +169,7 @@ def test_a_killed_process_loses_no_committed_state(tmp_path, zygote):
         assert len(list(folder.glob("*.shard"))) == len(store.keys)
         reached = store.step
         store.close()
-    assert reached > 12
+    assert reached >= 12
 
 
 def filled(step, key):
