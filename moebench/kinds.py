@@ -24,6 +24,8 @@ class Kind:
         refusal: `(case, topology) -> (status, reason) or None`: why the case isn't run on real ranks, as far as that is
             known before any of them is started.
         step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.
+        simulate: `(case, topology, values) -> rows`, of a kind whose programs are not run together: what `sim` does in
+            place of one replay. Its rows are finished, and it has no `finish`.
         finish: `(case, topology, rows of an engine) -> rows`: what means something, and what follows from it.
             A kind that no clock times has neither this nor the three before it.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
@@ -43,6 +45,7 @@ class Kind:
     programs: str = ""
     refusal: str = ""
     step: str = ""
+    simulate: str = ""
     finish: str = ""
     explain: str = ""
     plans_by_machine: bool = False
@@ -108,6 +111,17 @@ KINDS = {
         explain="explain_plan:lines",
         plans_by_machine=True,
         drawn=("exposed_communication",),
+    ),
+    "job": Kind(
+        cases="plan_jobs:cases",
+        names="plan_jobs:names",
+        check_key="plan_jobs:check_key",
+        check="check_jobs:check",
+        programs="trace.job:programs_of",
+        refusal="plan_jobs:refusal",
+        simulate="job_rows:simulated",
+        obtain="claims.job_query:obtain",
+        view="report.job_view:experiment_view",
     ),
 }
 

@@ -90,14 +90,20 @@ class Part:
 class JobStage(Protocol):
     """What one rank of a stage runs. A step: m times forward and backward, then `update`.
 
-    Attributes:
-        parameters, gradients, states: tensors that live between steps: parameters; sums of gradients; what the
-            optimiser has.
+    `parameters`, `gradients` and `states` are all the tensors that live between steps.
     """
 
-    parameters: Sequence[Tensor]
-    gradients: Sequence[Tensor]
-    states: Sequence[Tensor]
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """Of this rank."""
+
+    @property
+    def gradients(self) -> Sequence[Tensor]:
+        """Sums of a step's micro-batches."""
+
+    @property
+    def states(self) -> Sequence[Tensor]:
+        """What the optimiser has."""
 
     def rows(self, x_SB: Tensor) -> Tensor:
         """What this rank takes of whole sequences [S, B, ...]."""
@@ -140,11 +146,17 @@ class JobStage(Protocol):
 
 @runtime_checkable
 class JobSystem(Protocol):
-    """A way to train a decoder on many ranks."""
+    """A way to train a decoder on many ranks.
+
+    Attributes:
+        rounding: relative error that a gradient may have from how it is summed: 0 in FP32, 2^-8 where it is rounded to
+            BF16 once.
+    """
 
     name: str
     title: str
     source: str
+    rounding: float
 
     def spread(self, layout: JobLayout) -> Spread | str:
         """How many ranks share what; or why the numbers do not go, naming keys and numbers."""

@@ -54,13 +54,14 @@ class Timeline:
         busy_s: of each stage, computing micro-batches.
         kept_bytes: the most that each stage keeps at once.
         spans: of each stage, its work in order with start and end.
-        ends_s: of each stage, what follows its last backward included.
+        free_s: of each stage, the end of its last backward; ends_s: of what follows that too.
     """
 
     time_s: Seconds
     busy_s: tuple[Seconds, ...]
     kept_bytes: tuple[float, ...]
     spans: tuple[tuple[tuple[Work, Seconds, Seconds], ...], ...]
+    free_s: tuple[Seconds, ...]
     ends_s: tuple[Seconds, ...]
 
     @property
@@ -210,4 +211,4 @@ class _Progress:
             most.append(peak)
             ends.append(self.later(self.free[stage], self.tails[stage]))
         time_s = reduce(self.later, ends, self.zero)
-        return Timeline(time_s, tuple(busy), tuple(most), tuple(map(tuple, self.spans)), tuple(ends))
+        return Timeline(time_s, tuple(busy), tuple(most), tuple(map(tuple, self.spans)), tuple(self.free), tuple(ends))

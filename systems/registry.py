@@ -69,10 +69,10 @@ def stem_of(name: str) -> str:
 
 
 def own_names() -> tuple[str, ...]:
-    """Names that are moebench's own: of systems for layers, and for whole models."""
-    from moebench.systems.model_registry import NAMES  # which builds on this module
+    """Names that are moebench's own: of systems for layers, for whole models, and for training jobs."""
+    from moebench.systems import job_registry, model_registry  # which builds on this module
 
-    return tuple(dict.fromkeys((*_OWN, *NAMES)))
+    return tuple(dict.fromkeys((*_OWN, *model_registry.NAMES, *job_registry.NAMES)))
 
 
 def packages() -> dict[str, str]:

@@ -50,6 +50,7 @@ class JobWorkload:
         decoder: the model, with the layers and the sequence that the experiment gives it.
         stages, chunks, global_batch, micro_batch: as of `JobLayout`.
         dtype: of parameters and rows; gradients are added up in fp32.
+        is_cut: whether the decoder has fewer layers than the model.
         skew: expert e gets a share of the routes in proportion to (e + 1)^-skew, on every rank alike; 0: equal shares.
     """
 
@@ -61,6 +62,7 @@ class JobWorkload:
     chunks: int = 1
     dtype: str = "bf16"
     skew: float = 0.0
+    is_cut: bool = False
 
     kind: ClassVar[str] = "job"
     metric: ClassVar[str] = "iteration_time"
@@ -72,6 +74,7 @@ class JobWorkload:
         """`internal-352b`, `b720` before the topology; layout, and what is unusual, after it."""
         layout = f"pp{self.stages}" + (f"x{self.chunks}" if self.chunks > 1 else "")
         unusual = [f"mb{self.micro_batch}"] if self.micro_batch > 1 else []
+        unusual += [f"l{self.decoder.layers}"] if self.is_cut else []
         unusual += [f"skew{self.skew:g}"] if self.skew else []
         unusual += [self.dtype] if self.dtype != "bf16" else []
         return (self.model, f"b{self.global_batch}"), (layout, *unusual)

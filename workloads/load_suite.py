@@ -11,6 +11,7 @@ from zipfile import is_zipfile
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.exchange import size_words
 from moebench.workloads.gate import GateTraining
+from moebench.workloads.job_schema import JobExperimentFile
 from moebench.workloads.kernel import OPERATIONS, KernelWorkload, combined
 from moebench.workloads.layer import GateSpec, RoutingSpec
 from moebench.workloads.load_figures import figures_of
@@ -22,6 +23,8 @@ from moebench.workloads.suite import (
     AnyExperiment,
     ExchangeExperiment,
     GateExperiment,
+    JobExperiment,
+    JobReading,
     KernelExperiment,
     KernelGrid,
     LayerExperiment,
@@ -117,6 +120,8 @@ def to_file(suite: Suite) -> dict[str, Any]:
             sizes = [loaded.payload_bytes, *(size for size in loaded.payloads_bytes if size != loaded.payload_bytes)]
             experiment["payloads"] = [f"{size} B" for size in sizes]
             del experiment["payloads_bytes"], experiment["payload_bytes"]
+        if isinstance(loaded, JobExperiment):
+            experiment["normalised_to"] = loaded.normalised_to or None
         experiment["figure"] = experiment["figure"] or None
     data["figures"] = [{key: value for key, value in figure.items() if value} for figure in data["figures"]]
     return data
@@ -188,6 +193,8 @@ def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> AnyExperim
         return _exchange_experiment(model, file, index)
     if isinstance(model, GateExperimentFile):
         return _gate_experiment(model, file, index)
+    if isinstance(model, JobExperimentFile):
+        return _job_experiment(model, file, index)
     if isinstance(model, ModelExperimentFile):
         return _model_experiment(model, file, index)
     return _layer_experiment(model, file, index)
@@ -266,6 +273,29 @@ def _model_experiment(model: ModelExperimentFile, file: TomlFile, index: int) ->
         gates=gates,
         readings=tuple(readings),
         clusters=dict(model.clusters),
+    )
+
+
+def _job_experiment(model: JobExperimentFile, file: TomlFile, index: int) -> JobExperiment:
+    from moebench.workloads.load_decoder import load_decoder
+
+    for name in model.models:
+        load_decoder(name, file.where(["experiments", index, "models"]), file.path.parent)
+    readings = []
+    for one in model.readings:
+        data: dict[str, Any] = one.model_dump()
+        lists: dict[str, Any] = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
+        readings.append(JobReading(**(data | lists)))
+    return JobExperiment(
+        **_common(model),
+        systems=tuple(dict.fromkeys(model.systems)),
+        models=tuple(dict.fromkeys(model.models)),
+        readings=tuple(readings),
+        dtype=model.dtype,
+        clusters=dict(model.clusters),
+        called={name: tuple(own) for name, own in model.called.items()},
+        variants={key: dict(words) for key, words in model.variants.items()},
+        normalised_to=model.normalised_to or "",
     )
 
 

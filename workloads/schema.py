@@ -27,7 +27,7 @@ from moebench.workloads.parameters import LINK_KINDS
 from moebench.workloads.toml_file import TomlFile
 
 SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
-KINDS = ("layer", "kernel", "exchange", "gate", "model")  # of experiments; the first where a file says nothing
+KINDS = ("layer", "kernel", "exchange", "gate", "model", "job")  # of experiments; the first where a file says nothing
 HARDWARE_KINDS = ("gpu", "cpu")
 
 

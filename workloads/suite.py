@@ -192,7 +192,51 @@ class ModelExperiment(Experiment):
     kind: str = "model"
 
 
-AnyExperiment = LayerExperiment | KernelExperiment | ExchangeExperiment | GateExperiment | ModelExperiment
+@dataclass(frozen=True)
+class JobReading:
+    """A way to lay jobs out that a paper does not contradict.
+
+    Attributes:
+        global_batches: sequences of a step: one number, or one a size.
+        stages, layers: one number, or one a model; no layers: as many as the model has.
+        micro_batch, chunks, skew: as of `moebench.workloads.job.JobWorkload`.
+    """
+
+    name: str
+    global_batches: tuple[int, ...]
+    stages: tuple[int, ...]
+    micro_batch: int = 1
+    chunks: int = 1
+    layers: tuple[int, ...] = ()
+    skew: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobExperiment(Experiment):
+    """Training steps of decoders that are laid out over a cluster.
+
+    Attributes:
+        readings: the first is the default, the others are swept as assumptions.
+        clusters: what the paper calls a node type; one that it does not name, but the first, is an assumption.
+        called: what it calls a system -> systems, the fastest of which counts.
+        variants: key of a claim's scope -> word -> system.
+        normalised_to: the system that normalised values are relative to; empty for none.
+    """
+
+    systems: tuple[str, ...]
+    models: tuple[str, ...]
+    readings: tuple[JobReading, ...]
+    dtype: str = "bf16"
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    normalised_to: str = ""
+    kind: str = "job"
+
+
+AnyExperiment = (
+    LayerExperiment | KernelExperiment | ExchangeExperiment | GateExperiment | ModelExperiment | JobExperiment
+)
 
 
 @dataclass(frozen=True)

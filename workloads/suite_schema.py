@@ -12,8 +12,10 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.exchange import BYTES_PER_ELEMENT, EXCHANGES
+from moebench.workloads.experiment_schema import Described, GateLabel, SystemName
 from moebench.workloads.experts import experts_for
 from moebench.workloads.figure_schema import PaperFigureFile
+from moebench.workloads.job_schema import JobExperimentFile
 from moebench.workloads.kernel import DIRECTIONS, OPERATIONS
 from moebench.workloads.layer import ACTIVATIONS, DTYPES, ROUTINGS
 from moebench.workloads.model import MODEL_DTYPES
@@ -63,32 +65,6 @@ def _experts_rule(rule: Any) -> str:
 
 
 ExpertsRule = Annotated[Any, AfterValidator(_experts_rule)]
-SystemName = Annotated[
-    str,
-    pattern(
-        "a system: write a name, and options such as tutel+degree=4",
-        re.compile(r"[a-z0-9][a-z0-9_-]*(\+[a-z0-9_]+=[a-z0-9_.-]+)*"),
-    ),
-]
-GateLabel = Annotated[
-    str,
-    pattern(
-        "a gate: write a name, a name and its k such as topk-4, and options such as sam-2+groups=4",
-        re.compile(r"[a-z][a-z0-9_-]*(\+[a-z_]+=[A-Za-z0-9._-]+)*"),
-    ),
-]
-
-
-class Described(Strict):
-    """What an experiment of any kind says of itself."""
-
-    name: Name
-    title: Text
-    question: Text
-    not_published: list[Text] = Field(default_factory=list)
-    caveats: list[Text] = Field(default_factory=list)
-
-
 class RoutingFile(Strict):
     """Where the tokens want to go."""
 
@@ -350,7 +326,8 @@ ExperimentFile = Annotated[
     | Annotated[KernelExperimentFile, Tag("kernel")]
     | Annotated[ExchangeExperimentFile, Tag("exchange")]
     | Annotated[GateExperimentFile, Tag("gate")]
-    | Annotated[ModelExperimentFile, Tag("model")],
+    | Annotated[ModelExperimentFile, Tag("model")]
+    | Annotated[JobExperimentFile, Tag("job")],
     Discriminator(_kind_of),
 ]
 

@@ -2,7 +2,7 @@
 
 A kind is a dataclass with these members: one training step of a layer (layer.py), one call of a kernel
 (kernel.py), one exchange between ranks (exchange.py), a routing rule by itself (gate.py), one training step of a whole
-model (model.py).
+model (model.py), one step of a training job (job.py).
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ class Workload(Protocol):
     """What a case computes.
 
     Attributes:
-        kind: which kind it is: `layer`, `kernel`, `exchange`, `gate`, `model`.
-        metric: what its cases are about, in rows: a time, `step_time`, `kernel_time`, `collective_time`, or where
-            nothing is timed whether it is `supported`.
+        kind: which kind it is: `layer`, `kernel`, `exchange`, `gate`, `model`, `job`.
+        metric: what its cases are about, in rows: a time, `step_time`, `kernel_time`, `collective_time`,
+            `iteration_time`, or where nothing is timed whether it is `supported`.
         unit_of_work: what takes that time, in a sentence: `step`, `call`, `exchange`; `gate`.
         issued_ahead: whether a GPU's host has issued all of it before the clock starts (a captured graph), so that only
             the device's own time counts.

@@ -16,7 +16,12 @@ BOUND = (
     "ranks, larger batches, an idle machine and, where it is emulated, a lower --nic-rate leave it to the network"
 )
 # Of the metrics that cases are about, and how many of them a second has.
-UNITS = {"step_time": ("ms", 1e3), "kernel_time": ("us", 1e6), "collective_time": ("us", 1e6)}
+UNITS = {
+    "step_time": ("ms", 1e3),
+    "kernel_time": ("us", 1e6),
+    "collective_time": ("us", 1e6),
+    "iteration_time": ("s", 1.0),
+}
 
 Key = tuple[str, str, str]  # point, engine, regime
 

@@ -70,7 +70,7 @@ def _what_is_run(experiment: ModelExperiment) -> str:
 
 def _answer(experiment: ModelExperiment, steps: pd.DataFrame, baseline: str) -> str:
     """How many times faster than the baseline the first system is, at the points of the default reading."""
-    found = _speedups(steps[steps["is_default"].astype(bool)], baseline)
+    found = speedups(steps[steps["is_default"].astype(bool)], baseline)
     found = found[found["system"] == experiment.systems[0]].dropna(subset="speedup") if baseline else found[:0]
     if found.empty:
         return ""
@@ -83,10 +83,14 @@ def _answer(experiment: ModelExperiment, steps: pd.DataFrame, baseline: str) -> 
     )
 
 
-def _speedups(steps: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Every row with its baseline's time over its own, and 5 to 95 % of that over the draws."""
+def speedups(steps: pd.DataFrame, baseline: str, point: Sequence[str] = POINT) -> pd.DataFrame:
+    """Every row with its baseline's time over its own, and 5 to 95 % of that over the draws.
+
+    Args:
+        point: columns that make a point.
+    """
     rows = []
-    for _, own in steps.groupby(POINT, sort=False, observed=True):
+    for _, own in steps.groupby(list(point), sort=False, observed=True):
         base = own[own["system"] == baseline]
         for _, row in own.iterrows():
             theirs = _draws(base.iloc[0]) if len(base) else np.array([np.nan])
@@ -107,7 +111,7 @@ def _draws(row: pd.Series) -> np.ndarray:
 
 
 def _figures(experiment: ModelExperiment, steps: pd.DataFrame, baseline: str) -> list[Figure]:
-    found = _speedups(steps[steps["is_default"].astype(bool)], baseline) if baseline else steps[:0]
+    found = speedups(steps[steps["is_default"].astype(bool)], baseline) if baseline else steps[:0]
     if found.empty:
         return []
     points = pd.DataFrame(

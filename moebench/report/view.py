@@ -47,6 +47,8 @@ METRICS = (
     "nic_bytes",
     "nic_messages",
     "inside_bytes",
+    *("throughput", "mfu", "exposed_comm", "attention_and_gemm", "other", "bubble_time"),
+    *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
 )
 
 READING = (

@@ -15,10 +15,12 @@ KIND_COLUMNS = (
     ("payload_bytes",),
     ("gate", "tokens", "experts", "top_k"),
     ("model", "gate", "batch_size"),
+    ("model", "global_batch", "stages"),
 )
-TIMES = ("step_time", "kernel_time", "collective_time")
+TIMES = ("step_time", "kernel_time", "collective_time", "iteration_time")
 SUPPORTED = "supported"  # 1 where a system keeps a rule
-SUBJECTS = (*TIMES, SUPPORTED)  # the metric that a case is about, in the order of those
+SUBJECTS = (*TIMES, SUPPORTED)  # the metric that a case is about
+_SUBJECT_OF = ("step_time", "kernel_time", "collective_time", SUPPORTED, "step_time", "iteration_time")
 STATUSES = ("passed", "wrong", "failed", "out-of-memory", "unsupported", "skipped")
 HOT = ("", "hot")  # detail["regime"] of rows that stand for their case: none, or called in a loop
 CPU_BOUND = "cpu-bound"  # detail["mark"] of a summary whose processors set the pace of a network; nothing judges by it
@@ -68,6 +70,11 @@ class Row:
     d_model: int | None = None
     d_ffn: int | None = None
     payload_bytes: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    stages: int | None = None
+    chunks: int | None = None
+    skew: float | None = None
     low: float | None = None
     high: float | None = None
     sample: int | None = None
@@ -192,7 +199,7 @@ def with_finite_numbers(rows: Sequence[Row]) -> list[Row]:
 
 def _time_of(row: Row) -> str:
     """The metric that the row's case is about."""
-    return next((t for t, columns in zip(SUBJECTS, KIND_COLUMNS) if _has(row, columns)), TIMES[0])
+    return next((t for t, columns in zip(_SUBJECT_OF, KIND_COLUMNS) if _has(row, columns)), TIMES[0])
 
 
 def _has(row: Row, columns: Sequence[str]) -> bool:

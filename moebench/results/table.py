@@ -28,7 +28,8 @@ _CATEGORIES = (
     "unit",
     "engine",
 )
-_INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d_ffn", "payload_bytes")
+_INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d_ffn", "payload_bytes",
+             "global_batch", "micro_batch", "stages", "chunks")
 
 
 def table(folder: RunFolder, *metrics: str, with_samples: bool = True) -> "pd.DataFrame":

@@ -168,8 +168,10 @@ def run_group(group: Group, samples: int, seed: int, traces: Path | None) -> lis
         return without_number(group, "failed", described(error))
     if traces is not None:
         _store(programs, traces / f"{group.key}.json.gz")
+    catalogue = None
     try:
-        catalogue = Catalogue(programs)
+        if not kinds.KINDS[first.workload.kind].simulate:
+            catalogue = Catalogue(programs)
     except Exception as error:
         return without_number(group, "failed", described(error))
     return [
@@ -189,7 +191,7 @@ _draws: dict[tuple[str, int, int], dict[str, np.ndarray]] = {}
 
 
 def _replayed(
-    case: Case, topology: Topology, catalogue: Catalogue, samples: int, seed: int
+    case: Case, topology: Topology, catalogue: Catalogue | None, samples: int, seed: int
 ) -> list[Row]:
     """The rows of a case; a machine without a number that the case needs can't run it."""
     try:
@@ -207,7 +209,7 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_REASON]}{place}"
 
 
-def _rows(case: Case, topology: Topology, catalogue: Catalogue, samples: int, seed: int) -> list[Row]:
+def _rows(case: Case, topology: Topology, catalogue: Catalogue | None, samples: int, seed: int) -> list[Row]:
     from moebench.sim.replay import replay
     from moebench.sim.uncertainty import draw, seen_by
 
@@ -215,6 +217,8 @@ def _rows(case: Case, topology: Topology, catalogue: Catalogue, samples: int, se
     if key not in _draws:
         _draws[key] = draw(topology.parameters(), samples, seed)
     values = seen_by(case.workload, topology.hardware, _draws[key])
+    if catalogue is None:
+        return kinds.of(case.workload.kind, "simulate")(case, topology, values)
     replayed = replay(catalogue, topology, values, has_timelines=False)
     rows = rows_of_replay(case, topology, catalogue.programs, replayed)
     return kinds.of(case.workload.kind, "finish")(case, topology, rows)

@@ -37,7 +37,7 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
     rows = [
         row_of(
             case, hardware, case.workload.metric, "s", float(step_s[0]) if fits else None, status=status, reason=reason,
-            draws=tuple(float(f"{value:.6g}") for value in step_s), **_interval(drawn),
+            draws=tuple(float(f"{value:.6g}") for value in step_s), **interval(drawn),
         )
     ]  # fmt: skip
 
@@ -65,8 +65,8 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
         add("port_pressure", "1", pressure)
     _add_counts(add, programs[replay.reference])
     intervals = _intervals([values[1:] for _, _, values, _ in found])
-    for (metric, unit, values, detail), interval in zip(found, intervals):
-        rest: dict[str, Any] = dict(interval)
+    for (metric, unit, values, detail), own in zip(found, intervals):
+        rest: dict[str, Any] = dict(own)
         if metric in drawn_metrics:
             rest["draws"] = tuple(float(f"{value:.6g}") for value in np.where(replay.fits, values, np.nan))
         rows.append(row_of(case, hardware, metric, unit, float(values[0]), detail=detail, **rest))
@@ -103,20 +103,21 @@ def _add_counts(add: Any, program: Program) -> None:
 
 
 def _intervals(all_values: Sequence[np.ndarray]) -> list[dict[str, float]]:
-    """`_interval` of each; of those that have as many draws as the longest, all at once."""
+    """`interval` of each; of those that have as many draws as the longest, all at once."""
     most = max(map(len, all_values), default=0)
     if most < 2:
         return [{} for _ in all_values]
     usual = [place for place, values in enumerate(all_values) if len(values) == most]
-    found = [{} if len(values) == most else _interval(values) for values in all_values]
+    found = [{} if len(values) == most else interval(values) for values in all_values]
     table = np.stack([all_values[place] for place in usual])
     for place, low, high in zip(usual, *np.percentile(table, INTERVAL, axis=1).tolist()):
         is_known = not np.isnan(low + high)
-        found[place] = {"low": low, "high": high} if is_known else _interval(all_values[place])
+        found[place] = {"low": low, "high": high} if is_known else interval(all_values[place])
     return found
 
 
-def _interval(values: np.ndarray) -> dict[str, float]:
+def interval(values: np.ndarray) -> dict[str, float]:
+    """5 and 95 % of the values that are known, as a row has them; nothing of fewer than two."""
     known = values[~np.isnan(values)]
     if known.size < 2:
         return {}

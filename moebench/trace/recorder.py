@@ -58,6 +58,11 @@ class Recorder:
         return self._memory.peak_bytes
 
     @property
+    def live_bytes(self) -> int:
+        """Bytes that live now, persistent ones included."""
+        return self._memory.live_bytes
+
+    @property
     def persistent_bytes(self) -> int:
         """Bytes that lived before the step."""
         return self._memory.persistent_bytes

@@ -64,7 +64,7 @@ class ShardedAdamW:
             begin = 0
             for param in self.params:
                 if param.grad is not None:
-                    self.gradients_N[begin : begin + param.numel()] += param.grad.reshape(-1)
+                    self.gradients_N[begin : begin + param.numel()].add_(param.grad.reshape(-1))
                     param.grad = None
                 begin += param.numel()
 

@@ -17,7 +17,7 @@ from moebench.systems.job_interface import ADAM, JobStage, Spread, StagePlace, T
 from moebench.systems.megascale import attention, experts, stage, volumes
 from moebench.systems.megascale import layer as layers
 from moebench.systems.megascale.chain import KEPT
-from moebench.systems.megascale.gradients import WAYS
+from moebench.systems.megascale.gradients import BF16_ROUNDING, WAYS
 from moebench.systems.megascale.layer import DecoderLayer
 from moebench.systems.megascale.macro import ListedLayer
 from moebench.systems.megascale.reads import reads_of_shares
@@ -73,6 +73,11 @@ class MegaScale:
 
     def __init__(self, options: Options, name: str = "megascale") -> None:
         self.options, self.name = options, name
+
+    @property
+    def rounding(self) -> float:
+        """Relative error of a gradient from how it is summed."""
+        return 0.0 if self.options.gradients == "fp32-reduce-scatter" else BF16_ROUNDING
 
     def variant(self, options: Mapping[str, str]) -> "MegaScale":
         """With other options.

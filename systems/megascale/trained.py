@@ -171,7 +171,8 @@ def _buckets(stage: DecoderStage, ranks: Ranks) -> dict[str, Bucket]:
     if stage.ends.tokens is not None:
         found["tokens"] = Bucket((), [stage.ends.tokens], ranks)
     for number, layer in enumerate(stage.layers):
-        own, alike = [], []
+        own: list[Tensor] = []
+        alike: list[Tensor] = []
         for name, weight in layer.weights.items():  # type: ignore[operator, union-attr]
             cut = layer.cuts["query_DQ" if name == "qkv_DC" else name]  # type: ignore[index]
             (alike if cut is None or ranks.node.size == 1 else own).append(weight)

@@ -189,7 +189,7 @@ def test_the_line_of_a_fault_in_the_second_experiment(tmp_path):
 
 def test_unknown_suite_lists_what_there_is():
     """With the nearest name first."""
-    known = "choose one of: hetu, kernels, lancet, smoke"
+    known = "choose one of: hetu, kernels, lancet, megascale, smoke"
     with pytest.raises(InputError, match=rf"unknown suite 'hettu' \(did you mean hetu\?\); {known}"):
         load_suite("hettu")
     assert {"hetu", "smoke"} <= set(suite_names())

@@ -1,0 +1,158 @@
+"""The section of an experiment about training jobs: speedups by point, where each step goes, what its ranks hold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from moebench.claims.scoreboard import Score
+from moebench.report.kernel_figures import kernel_figure
+from moebench.report.model_view import speedups
+from moebench.report.parts import Figure, Linked, Table, figure, interval, number, percent, times
+from moebench.results.store import RunFolder
+from moebench.workloads.suite import JobExperiment, JobReading
+
+# Metrics of a case that stand in the tables: name, heading, and how it is written.
+TIMES = (
+    ("iteration_time", "step, s", number),
+    ("attention_and_gemm", "products, s", number),
+    ("exposed_comm", "exposed, s", number),
+    ("other", "other, s", number),
+    ("bubble_time", "of it bubble, s", number),
+    ("throughput", "ktokens/s", lambda value: number(value / 1e3)),
+    ("mfu", "MFU", percent),
+)
+MEMORY = (
+    ("memory_activations", "activations, GB", lambda value: number(value / 1e9)),
+    ("memory_model_states", "model states, GB", lambda value: number(value / 1e9)),
+    ("memory_other", "other, GB", lambda value: number(value / 1e9)),
+    ("memory_total", "in all, GB", lambda value: number(value / 1e9)),
+)
+POINT = ["model", "topology", "global_batch", "micro_batch", "stages", "chunks", "skew"]
+WHERE = (
+    "Products: matrix products and attention of the stage that computes longest, over the step. Exposed: its compute "
+    "waits for collectives in flight. Other is the rest of the step, the wait for other stages (bubble) with it."
+)
+
+
+def experiment_view(
+    folder: RunFolder, experiment: JobExperiment, frame: pd.DataFrame, scores: Sequence[Score]
+) -> dict[str, Any]:
+    """The template's view of one experiment.
+
+    Args:
+        frame: rows of the run.
+    """
+    own = frame[(frame["experiment"] == experiment.name) & frame["sample"].isna()]
+    steps = own[own["metric"] == "iteration_time"]
+    baseline = experiment.figure.get("baseline", "")
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "question": experiment.question,
+        "layer": _what_is_run(experiment),
+        "answer": _answer(experiment, steps, baseline),
+        "figures": _figures(experiment, steps, baseline),
+        "tables": [_table(own, MEMORY, "What a rank of the fullest stage holds")],
+        "not_published": experiment.not_published,
+        "caveats": (*experiment.caveats, WHERE),
+        "cases": _table(own, TIMES, "Every case", has_notes=True),
+    }
+
+
+def _what_is_run(experiment: JobExperiment) -> str:
+    readings = "; ".join(f"{one.name}: {_said(one)}" for one in experiment.readings)
+    return (
+        f"A step of {', '.join(experiment.models)}: all micro-batches through the pipeline, gradients summed over the "
+        f"replicas, parameters updated. Stages are traced by themselves and put together. By reading: {readings}."
+    )
+
+
+def _said(reading: JobReading) -> str:
+    parts = [f"{_list(reading.stages)} stages"]
+    parts += [f"of {reading.chunks} chunks"] if reading.chunks > 1 else []
+    parts += [f"{_list(reading.layers)} layers"] if reading.layers else []
+    parts += [f"{_list(reading.global_batches)} sequences", f"{reading.micro_batch} a micro-batch"]
+    parts += [f"routes skewed by {reading.skew:g}"] if reading.skew else []
+    return ", ".join(parts)
+
+
+def _list(values: Sequence[int]) -> str:
+    return "/".join(map(str, dict.fromkeys(values)))
+
+
+def _answer(experiment: JobExperiment, steps: pd.DataFrame, baseline: str) -> str:
+    """How many times faster than the baseline the first system is, at the points of the default reading."""
+    if not baseline or baseline == experiment.systems[0]:
+        return ""
+    found = speedups(steps[steps["is_default"].astype(bool)], baseline, POINT)
+    found = found[found["system"] == experiment.systems[0]].dropna(subset="speedup")
+    if found.empty:
+        return ""
+    values = found["speedup"].to_numpy(dtype=float)
+    spread = number(values[0]) if len(values) == 1 else f"{number(values.min())} to {number(values.max())}"
+    points = "one point" if len(values) == 1 else f"{len(values)} points"
+    return f"{experiment.systems[0]} is {spread} times as fast as {baseline} at {points}."
+
+
+def _figures(experiment: JobExperiment, steps: pd.DataFrame, baseline: str) -> list[Figure]:
+    found = speedups(steps[steps["is_default"].astype(bool)], baseline, POINT) if baseline else steps[:0]
+    if found.empty:
+        return []
+    sizes = found["topology"].astype(str).str.partition("-")
+    points = pd.DataFrame(
+        {
+            "shape": found["model"].astype(str) + " " + sizes[0],
+            "direction": sizes[2],
+            "implementation": found["system"].astype(str),
+            "value": found["speedup"],
+            "low": found["speedup_low"],
+            "high": found["speedup_high"],
+            "note": "",
+        }
+    )
+    table = Table(
+        ["model", "topology", "sequences", "system", f"speedup over {baseline}", "5–95 %"],
+        [
+            [row["model"], str(row["topology"]), str(int(row["global_batch"])), row["system"],
+             Linked(times(row["speedup"]), row["case"]), interval(row["speedup_low"], row["speedup_high"], "x")]
+            for _, row in found.iterrows()
+        ],
+        f"{experiment.title}: speedups of the default reading",
+        frozenset(("sequences", f"speedup over {baseline}", "5–95 %")),
+    )  # fmt: skip
+    names = list(dict.fromkeys(found["system"].astype(str)))
+    label = f"speedup over {baseline}"
+    return [
+        figure(
+            f"jobs-{experiment.name}",
+            f"Speedup over {baseline}",
+            _answer(experiment, steps, baseline) or experiment.question,
+            f"Time of {baseline} over time of each system, simulated; lines are 5 to 95 % of the draws. The model, "
+            "then nodes x GPUs; a panel is a node type.",
+            lambda narrow: kernel_figure(points, label, names, None, narrow),
+            table,
+        )
+    ]
+
+
+def _table(own: pd.DataFrame, columns: Sequence[tuple[str, str, Any]], title: str, has_notes: bool = False) -> Table:
+    """A row a case, a column a metric that any case has."""
+    plain = own[own["detail"].map(lambda detail: not detail).astype(bool)] if "detail" in own else own
+    first = own[own["metric"] == "iteration_time"].drop_duplicates(["case"])
+    have = [one for one in columns if one[0] in set(plain["metric"])]
+    values = {
+        metric: dict(zip(part["case"], part["value"]))
+        for metric, _, _ in have
+        for part in (plain[plain["metric"] == metric],)
+    }
+    rows = []
+    for _, row in first.iterrows():
+        cells = []
+        for metric, _, written in have:
+            value = values[metric].get(row["case"])
+            cells.append("–" if value is None or pd.isna(value) else written(float(value)))
+        note = "" if row["status"] == "passed" else f"{row['status']}: {row['reason']}"
+        rows.append([row["case"], *cells, *([note] if has_notes else [])])
+    headings = [heading for _, heading, _ in have]
+    return Table(["case", *headings, *(["note"] if has_notes else [])], rows, title, frozenset(headings))

@@ -1,0 +1,205 @@
+"""The time of a training job, composed: stages replayed by themselves, micro-batches put into the pipeline's order.
+
+Every part of a stage is replayed on the whole machine under all draws, then one step of the pipeline is gone through
+with these times, all draws at once. Which ranks run nothing of a part stand by: all stages run the same at the same
+time, so that links are shared as they will be.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moebench.program import COMPUTE, Collective, Program
+from moebench.sim.catalogue import Catalogue
+from moebench.sim.cost import Machine, op_costs
+from moebench.sim.network import collective_time_s
+from moebench.sim.replay import Replay, replay
+from moebench.systems.pipeline import StageCost, Timeline, compose
+from moebench.trace.job import BACKWARD, CLOSING, FORWARD, OPENING, PARTS, JobTrace, StageTrace
+from moebench.workloads.job import JobLayout
+from moebench.workloads.machine import Topology
+
+Values = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """One part of a stage. Arrays [N] over the draws, of the rank that ends last.
+
+    Attributes:
+        products_s: of operators that are matrix products, attention among them.
+    """
+
+    replay: Replay
+    programs: tuple[Program, ...]
+    products_s: np.ndarray
+
+    @property
+    def time_s(self) -> np.ndarray:
+        """From start to end."""
+        return self.replay.step_time_s
+
+    @property
+    def exposed_s(self) -> np.ndarray:
+        """The compute stream waits for collectives."""
+        return self.replay.exposed_communication_s
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """One distinct stage: its parts by name."""
+
+    parts: Mapping[str, PartTime]
+
+    def of_microbatch(self, what: str) -> np.ndarray:
+        """`time_s`, `exposed_s` or `products_s` of a micro-batch, there and back."""
+        return getattr(self.parts[FORWARD], what) + getattr(self.parts[BACKWARD], what)
+
+    def at_the_end(self, what: str) -> np.ndarray:
+        """The same of what the last backward of a step has more than others."""
+        return getattr(self.parts[CLOSING], what) - getattr(self.parts[BACKWARD], what)
+
+
+@dataclass(frozen=True)
+class JobTime:
+    """A step of a job.
+
+    Attributes:
+        stages: the distinct ones, as `JobTrace.stages`.
+        transfer_s: [N] of a micro-batch's rows to the next stage.
+        timeline: of the pipeline.
+        slowest: which physical stage computes longest, nominally.
+    """
+
+    trace: JobTrace
+    layout: JobLayout
+    stages: tuple[StageTime, ...]
+    transfer_s: np.ndarray
+    timeline: Timeline
+    slowest: int
+
+    @property
+    def roles(self) -> tuple[int, ...]:
+        """The distinct stages that the slowest physical stage runs, one a chunk."""
+        return self.trace.roles[self.slowest :: self.layout.stages]
+
+    def split(self) -> dict[str, np.ndarray]:
+        """Parts of the step of the stage that computes longest, which add up to it, [N] each.
+
+        `products_s`: matrix products, attention among them. `exposed_s`: waits for collectives in flight, of the
+        replicas too. `bubble_s`: waits for other stages. `rest_s`: everything else.
+        """
+        count, at = self.trace.spread.microbatches, self.slowest
+        own = [self.stages[role] for role in self.roles]
+        busy_s, free_s, end_s = (
+            of[at] for of in (self.timeline.busy_s, self.timeline.free_s, self.timeline.ends_s)
+        )
+        steady_s = count * sum(one.of_microbatch("time_s") for one in own)
+        synced_s = np.clip(sum(one.at_the_end("exposed_s") for one in own), 0.0, end_s - free_s)
+        found = {
+            "products_s": count * sum(one.of_microbatch("products_s") for one in own),
+            "exposed_s": count * sum(one.of_microbatch("exposed_s") for one in own) + synced_s + busy_s - steady_s,
+            "bubble_s": self.timeline.time_s - busy_s - (end_s - free_s),
+        }
+        return found | {"rest_s": self.timeline.time_s - sum(found.values())}
+
+
+def composed(
+    trace: JobTrace, layout: JobLayout, topology: Topology, values: Values, timelines: bool = False
+) -> JobTime:
+    """A step under every draw.
+
+    Args:
+        timelines: whether the parts' own timelines are wanted too.
+
+    Raises:
+        InputError: the machine lacks a parameter.
+    """
+    stages = tuple(_stage_time(stage, topology, values, timelines) for stage in trace.stages)
+    transfer_s = _transfer_s(trace, layout, topology, values)
+    costs = [
+        StageCost(
+            forward_s=stages[role].parts[FORWARD].time_s,
+            backward_s=stages[role].parts[BACKWARD].time_s,
+            kept_bytes=trace.stages[role].kept_bytes,
+            opening_s=stages[role].parts[OPENING].time_s,
+            closing_s=np.maximum(stages[role].parts[CLOSING].time_s, stages[role].parts[BACKWARD].time_s),
+        )
+        for role in trace.roles
+    ]
+    timeline = compose(costs, layout.stages, trace.spread.microbatches, layout.chunks, transfer_s)
+    steady = [float(stage.of_microbatch("time_s")[0]) for stage in stages]
+    work = [sum(steady[role] for role in trace.roles[place :: layout.stages]) for place in range(layout.stages)]
+    return JobTime(trace, layout, stages, transfer_s, timeline, work.index(max(work)))
+
+
+def _stage_time(stage: StageTrace, topology: Topology, values: Values, timelines: bool) -> StageTime:
+    machine = Machine(topology.hardware, values, topology.ranks)
+    found = {}
+    for part in PARTS:
+        catalogue = Catalogue(stage.programs[part])
+        replayed = replay(catalogue, topology, values, has_timelines=timelines)
+        found[part] = PartTime(replayed, stage.programs[part], _products_s(catalogue, replayed.reference, machine))
+    return StageTime(found)
+
+
+def _products_s(catalogue: Catalogue, number: int, machine: Machine) -> np.ndarray:
+    places = [
+        place
+        for place, op in zip(catalogue.device_of[number], catalogue.programs[number].ops)
+        if op.kind == "product" and op.stream == COMPUTE
+    ]
+    return op_costs(catalogue.ops, machine).device_s[np.array(places, dtype=np.intp)].sum(axis=0)
+
+
+def _transfer_s(trace: JobTrace, layout: JobLayout, topology: Topology, values: Values) -> np.ndarray:
+    """The rows of a micro-batch from the ranks of a stage to their neighbours of the next, all ranks at once."""
+    draws = max((np.size(value) for value in values.values()), default=1)
+    nbytes = max(stage.output_bytes for stage in trace.stages)
+    if layout.stages * layout.chunks == 1 or not nbytes:
+        return np.zeros(draws)
+    ranks = trace.spread.ranks
+    pair = Collective("all_to_all", "pipeline", (0, ranks), None, (0, nbytes), (0, 0))
+    rows: list[tuple[Sequence[int], Sequence[int]]] = [((0,), (0, nbytes)), ((ranks,), (0, 0))]
+    sharing = min(ranks, topology.gpus_per_node)
+    return np.zeros(draws) + collective_time_s(pair, topology, values, rows, sharing)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes that a rank of one physical stage needs.
+
+    Attributes:
+        activations: of all micro-batches under way; transient: the most beside them.
+    """
+
+    stage: int
+    parameters: float
+    gradients: float
+    states: float
+    activations: float
+    transient: float
+
+    @property
+    def model_states(self) -> float:
+        """Parameters, gradients, the optimiser's."""
+        return self.parameters + self.gradients + self.states
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.model_states + self.activations + self.transient
+
+
+def memory(found: JobTime) -> list[StageMemory]:
+    """What the ranks of each physical stage need, first stage first."""
+    trace, stages = found.trace, found.layout.stages
+    needs = []
+    for place in range(stages):
+        own = [trace.stages[role] for role in trace.roles[place::stages]]
+        held = {what: sum(getattr(one, what) for one in own) for what in ("parameters", "gradients", "states")}
+        most = max(one.transient_bytes for one in own)
+        kept = found.timeline.kept_bytes[place]
+        needs.append(StageMemory(place, **held, activations=kept, transient=most))
+    return needs

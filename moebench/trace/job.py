@@ -1,0 +1,259 @@
+"""A training job as Programs: what a rank of each distinct stage runs for a micro-batch, and at the ends of a step.
+
+Stages of a pipeline differ at its ends only: at most three are traced, whatever the number of GPUs. Ranks of a stage
+differ where their experts get different shares of the tokens, or their place tells: then each of them is traced.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+import torch._dynamo  # meta kernels import it on their first call, for about a second: here forked workers share it
+from torch import Tensor
+
+from moebench.case import Case
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.outstanding import forget_described, outstanding
+from moebench.kernels.host import UnansweredRead, answering
+from moebench.plan_jobs import job_of
+from moebench.program import Op, Program
+from moebench.systems.job_interface import JobStage, JobSystem, Spread, StagePlace, problem
+from moebench.systems.job_registry import get
+from moebench.trace.errors import Unsupported
+from moebench.trace.recorder import Recorder
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.job import JobLayout, JobWorkload
+from moebench.workloads.machine import Topology
+
+OPENING, FORWARD, BACKWARD, CLOSING = "opening", "forward", "backward", "closing"
+PARTS = (OPENING, FORWARD, BACKWARD, CLOSING)
+EVENLY = "every rank routes its tokens to the experts in the same shares"
+
+
+@dataclass(frozen=True)
+class StageTrace:
+    """One kind of stage, or of a chunk of one.
+
+    Attributes:
+        programs: by part: `forward` and `backward` of a micro-batch; `opening`, the forward of a step's first one, in
+            which parameters are gathered; `closing`, the backward of its last one, with the sums over the replicas and
+            the update. Each a program a distinct rank.
+        parameters, gradients, states: bytes that a rank holds all the time.
+        kept_bytes: that a forward leaves for its backward; transient_bytes: the most beside all these.
+        output_bytes: that a rank hands to the next stage.
+    """
+
+    programs: dict[str, tuple[Program, ...]]
+    parameters: int
+    gradients: int
+    states: int
+    kept_bytes: int
+    transient_bytes: int
+    output_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Parameters, gradients and the optimiser's state."""
+        return self.parameters + self.gradients + self.states
+
+
+@dataclass(frozen=True)
+class JobTrace:
+    """A job.
+
+    Attributes:
+        stages: the distinct ones; roles: which of them each of the p v virtual stages is.
+    """
+
+    spread: Spread
+    stages: tuple[StageTrace, ...]
+    roles: tuple[int, ...]
+
+
+def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
+    """All programs of a case, stage by stage and part by part; they are run one after the other, not together.
+
+    Raises:
+        Unsupported: as `traced`.
+    """
+    return tuple(
+        program for stage in traced(case, topology).stages for part in PARTS for program in stage.programs[part]
+    )
+
+
+def traced(case: Case, topology: Topology) -> JobTrace:
+    """The programs of a case, and what stands where.
+
+    Raises:
+        Unsupported: the system can't run the job, or reads a value that nothing answers.
+    """
+    workload = job_of(case)
+    layout = workload.layout(topology.ranks, topology.gpus_per_node)
+    system = get(case.system)
+    reason = problem(system, workload.decoder, layout)
+    if reason is not None:
+        raise Unsupported(reason)
+    spread = system.spread(layout)
+    assert isinstance(spread, Spread)
+    virtual = layout.stages * layout.chunks
+    ends = [(place == 0, place == virtual - 1) for place in range(virtual)]
+    kinds = list(dict.fromkeys(ends))
+    # Programs do not depend on how many micro-batches there are: jobs that differ in that only share them.
+    like = replace(layout, global_batch=layout.global_batch // spread.microbatches * layout.stages)
+    stages = tuple(_stage(case.system, replace(workload, global_batch=0), like, one) for one in kinds)
+    return JobTrace(spread, stages, tuple(kinds.index(one) for one in ends))
+
+
+@lru_cache(maxsize=64)
+def _stage(name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool, bool]) -> StageTrace:
+    system = get(name)
+    spread = system.spread(layout)
+    assert isinstance(spread, Spread)
+    before = outstanding()
+    try:
+        one = _Rank(system, workload, layout, spread, ends)
+        seen = {place: one(place) for place in sorted({0, spread.ranks - 1})}
+        if len({_alike(found.ops) for found in seen.values()}) == 1:
+            seen = {0: seen[0]}
+        else:
+            seen |= {place: one(place) for place in range(spread.ranks) if place not in seen}
+    except UnansweredRead as error:
+        raise Unsupported(str(error)) from error
+    finally:
+        forget_described(before)
+    return _together(seen, spread.ranks, layout.world)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one rank of a stage runs and holds; `trace` has the memory, and no programs."""
+
+    ops: dict[str, tuple[Op, ...]]
+    trace: StageTrace
+    peak_bytes: int
+
+
+def _alike(ops: dict[str, tuple[Op, ...]]) -> tuple[object, ...]:
+    """Equal for ranks whose programs differ in nothing but the names of their equals."""
+    return tuple(
+        (op.name, op.shapes, op.region, op.phase, op.flops, op.bytes, op.waits_on, _sizes(op))
+        for part in PARTS
+        for op in ops[part]
+    )
+
+
+def _sizes(op: Op) -> object:
+    one = op.collective
+    return one and (one.algorithm, one.group, one.bytes_per_peer, one.send_bytes, one.receive_bytes)
+
+
+class _Rank:
+    """Traces one rank of a stage after another."""
+
+    def __init__(
+        self, system: JobSystem, workload: JobWorkload, layout: JobLayout, spread: Spread, ends: tuple[bool, bool]
+    ) -> None:
+        self.system, self.workload, self.layout, self.spread, self.ends = system, workload, layout, spread, ends
+
+    def __call__(self, index: int) -> _Seen:
+        decoder, layout = self.workload.decoder, self.layout
+        shares = [float(expert + 1) ** -self.workload.skew for expert in range(decoder.shape.experts)]
+        stage = self.system.stage(decoder, layout, self._place(index))
+        batch = self.spread.sequences(layout.micro_batch)
+        with answering(self.system.reads(decoder, layout, shares, index)):
+            steady = _recorded(stage, self._data(stage, batch), False)
+            # After an update parameters are elsewhere: what opens the next step is recorded behind what closes one.
+            ends = _recorded(stage, self._data(stage, batch), True)
+        ops = {
+            OPENING: ends.ops[OPENING], FORWARD: steady.ops[FORWARD], BACKWARD: steady.ops[BACKWARD],
+            CLOSING: ends.ops[CLOSING],
+        }  # fmt: skip
+        most = max(steady.transient_bytes, ends.transient_bytes)
+        parameters, gradients, states = (
+            sum(one.nbytes for one in own) for own in (stage.parameters, stage.gradients, stage.states)
+        )
+        trace = StageTrace({}, parameters, gradients, states, steady.kept_bytes, most, steady.output_bytes)
+        return _Seen(ops, trace, trace.held_bytes + trace.kept_bytes + most)
+
+    def _place(self, index: int) -> StagePlace:
+        ranks, pipeline, world = self.spread.ranks, self.spread.ranks * self.layout.stages, self.layout.world
+        virtual = self.layout.stages * self.layout.chunks
+        equals = [range(first, first + ranks) for first in range(0, world, pipeline)]
+        job: Sequence[int] = range(world) if pipeline == ranks else tuple(rank for own in equals for rank in own)
+        per_node = self.layout.node_ranks
+        return StagePlace(
+            Group("stage", range(ranks), index, ranks_per_node=per_node),
+            Group("replicas", range(index, world, pipeline), index, ranks_per_node=per_node),
+            Group("job", job, index, ranks_per_node=per_node),
+            self.workload.decoder.layers // virtual,
+            *self.ends,
+            dtype=torch_dtype(self.workload.dtype),
+        )
+
+    def _data(self, stage: JobStage, batch: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Input, labels and the gradient that comes back; on meta."""
+        is_first, is_last = self.ends
+        ids = torch.empty(self.workload.decoder.sequence, batch, dtype=torch.int64, device="meta")
+        rows = stage.empty_rows(len(ids), batch)
+        x = stage.rows(ids) if is_first else torch.empty_like(rows, requires_grad=True)
+        return x, stage.rows(ids) if is_last else None, None if is_last else rows
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    ops: dict[str, tuple[Op, ...]]
+    kept_bytes: int
+    transient_bytes: int
+    output_bytes: int
+
+
+def _recorded(
+    stage: JobStage, data: tuple[Tensor, Tensor | None, Tensor | None], is_end: bool
+) -> _Recorded:
+    """One micro-batch; at the end of a step also its sums and update, and the first forward of the next one."""
+    x, labels, gradient = data
+    held = [*stage.parameters, *stage.gradients, *stage.states]
+    given = [one for one in (x, labels, gradient) if one is not None]
+    recorder = Recorder([*held, *given])
+    ends = [0]
+    with recorder:
+        out = stage.forward(x, labels)
+        output_bytes = 0 if labels is not None else out[0].nbytes
+        kept = recorder.live_bytes - recorder.persistent_bytes - output_bytes + x.nbytes
+        ends.append(len(recorder.ops))
+        stage.backward(out, gradient, is_end)
+        if is_end:
+            stage.update()
+        ends.append(len(recorder.ops))
+        if is_end:
+            del out
+            if x.grad is not None:
+                x.grad = None
+            stage.forward(x, labels, is_first=True)
+    ends.append(len(recorder.ops))
+    parts = [_from(recorder.ops[begin:end], begin) for begin, end in pairwise(ends)]
+    names = (FORWARD, CLOSING, OPENING) if is_end else (FORWARD, BACKWARD, OPENING)
+    transient = recorder.peak_bytes - sum(one.nbytes for one in held) - kept
+    return _Recorded(dict(zip(names, parts)), kept, max(0, transient), output_bytes)
+
+
+def _from(ops: Sequence[Op], begin: int) -> tuple[Op, ...]:
+    """A stretch of a program as one of its own: nothing in it waits for what came before."""
+    return tuple(
+        replace(op, index=op.index - begin, waits_on=tuple(start - begin for start in op.waits_on)) for op in ops
+    )
+
+
+def _together(seen: dict[int, _Seen], ranks: int, world: int) -> StageTrace:
+    """The programs of all ranks of a stage, and the memory of the fullest one."""
+    fullest = max(seen.values(), key=lambda one: one.peak_bytes).trace
+    notes = (EVENLY,)
+
+    def program(place: int, one: _Seen, part: str) -> Program:
+        covered = range(world) if len(seen) == 1 else range(place, world, ranks)
+        return Program(one.ops[part], place, world, covered, fullest.held_bytes, one.peak_bytes, notes)
+
+    programs = {part: tuple(program(place, one, part) for place, one in sorted(seen.items())) for part in PARTS}
+    return replace(fullest, programs=programs)
