@@ -103,7 +103,6 @@ class Decoder:
         self.model, self.dense, self.experts = model, dense, experts
         self._heads = [Heads(weights, model.shape, 1) for weights in dense.layers]
 
-    @torch.no_grad()
     def generate(self, prompt_SB: Tensor, tokens: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
         """The tokens that follow, [tokens, B].
 
@@ -115,15 +114,18 @@ class Decoder:
         Raises:
             InputError: no position, no token, a negative temperature, ids outside the vocabulary.
         """
+        return torch.cat(list(self.stream(prompt_SB, tokens, temperature, seed)))
+
+    def stream(self, prompt_SB: Tensor, tokens: int, temperature: float = 0.0, seed: int = 0) -> Iterator[Tensor]:
+        """As `generate`, one position [1, B] at a time."""
         self._check(prompt_SB, tokens, temperature)
         cache = _Cache(self.model, len(prompt_SB) + tokens, prompt_SB.shape[1], self.dense.tokens_VD)
-        generator, found = torch.Generator().manual_seed(seed), []
-        ids_SB = prompt_SB
+        generator, ids_SB = torch.Generator().manual_seed(seed), prompt_SB
         for _ in range(tokens):
-            logits_BV = self.logits(ids_SB, cache)
-            ids_SB = chosen_tokens(logits_BV, temperature, generator).unsqueeze(0)
-            found.append(ids_SB)
-        return torch.cat(found)
+            with torch.no_grad():
+                logits_BV = self.logits(ids_SB, cache)
+                ids_SB = chosen_tokens(logits_BV, temperature, generator).unsqueeze(0)
+            yield ids_SB
 
     def logits(self, ids_SB: Tensor, cache: "_Cache") -> Tensor:
         """Logits [B, V] of the last position, in fp32 or wider; keys and values of all are kept."""

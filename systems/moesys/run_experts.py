@@ -1,8 +1,8 @@
 """The experts of a layer on a rank's tokens, wherever their weights come from: whole layers, or chosen experts only.
 
 Chosen experts are ours, beside the paper's whole layers: once the gate has said whom the tokens want, only what is not
-in memory yet is copied, and what is there computes meanwhile. What is copied is then known a layer late; what few
-tokens do not want is not copied at all.
+in memory yet is copied, and what is there computes meanwhile. Copies start later than the ring's, and are fewer where
+tokens are few, or where memory holds the experts of several layers.
 
 T tokens, N = K T rows of their routes, D model, E experts, M slots.
 """
@@ -91,7 +91,10 @@ class WholeLayers:
 
 
 class ChosenExperts:
-    """M slots of an expert each, filled with those that tokens want; the one unused for longest makes room.
+    """M slots of an expert each, filled with those that tokens want.
+
+    The expert makes room whose layer comes again last, which is the one just computed; of several the stalest. (The
+    least recently used one would be that of the next layers: none would stay.)
 
     Attributes:
         hits, misses: experts that tokens wanted and that were there, or were not.
@@ -152,5 +155,7 @@ class ChosenExperts:
         if self._free:
             return self._free.pop()
         needed = {(layer, expert) for expert in waiting}
-        stalest = next((key for key in self._there if key not in needed), None)
-        return None if stalest is None else self._there.pop(stalest)
+        others = [key for key in self._there if key not in needed]
+        if not others:
+            return None
+        return self._there.pop(max(others, key=lambda key: (key[0] - layer - 1) % self.layout.layers))

@@ -1,0 +1,60 @@
+"""The measurement of ring inference, at sizes that take no time; its times are for an idle machine."""
+
+import json
+
+import pytest
+
+from benchmarks import ring_inference
+from benchmarks.ring_inference import Way, knee, lead_in, predicted_ratio, ways_of
+from moebench.systems.moesys.hiding import LayerTimes
+
+SIZES = {"layers": 4, "experts": 2, "top-k": 1, "d-model": 16, "d-ffn": 16, "heads": 2, "batch": 3, "budget": 0}
+SMALL = [text for name, value in (SIZES | {"threads": 1}).items() for text in (f"--{name}", str(value))]
+
+
+def test_every_way_is_measured_and_the_knee_is_named(tmp_path, capsys):
+    """A line for no offload, the naive way, K = 1 to 3, kept layers, chosen experts; memory is K of 4 layers."""
+    out = tmp_path / "found.json"
+    ring_inference.main([*SMALL, "--folder", str(tmp_path), "-o", str(out)])
+    text = capsys.readouterr().out
+    for words in ("no offload", "when needed", "ring, K = 1", "ring, K = 3", "ring, K = 2, 1 kept", "knee: K = "):
+        assert words in text
+    (batch,) = json.loads(out.read_text())["batches"]
+    lines = {tuple(line["way"].values()): line for line in batch["lines"]}
+    whole = lines["none", 4, 0]["held_bytes"]
+    assert lines["none", 4, 0]["ratio"]["median"] == 1.0
+    assert [lines["ring", slots, 0]["held_bytes"] * 4 / whole for slots in (1, 2, 3)] == [1, 2, 3]
+    assert lines["ring", 2, 0]["copied_bytes_a_token"] == whole
+    assert lines["ring", 2, 1]["copied_bytes_a_token"] == whole * 3 / 4
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_the_knee_is_where_more_slots_gain_little():
+    """The fewest slots from which no more of them are 5 % faster; one that is fast by chance before that is none."""
+    assert knee({1: 2.0, 2: 1.3, 3: 1.02, 4: 1.0}) == 3
+    assert knee({1: 1.04, 2: 1.0}) == 1
+    assert knee({1: 1.5, 2: 1.3, 3: 1.1}) == 3
+
+
+def test_what_the_formula_says_of_each_way():
+    """Copies of 3 behind compute of 2: the ring takes 1.5, the naive way 2.5; kept layers less."""
+    times = LayerTimes(1.0, 1.0, 3.0)
+    ways = (Way("none", 8), Way("synchronous", 1), Way("ring", 1), Way("ring", 4), Way("ring", 5, 4))
+    assert [predicted_ratio(way, times, 8) for way in ways] == pytest.approx([1.0, 2.5, 2.0, 1.5, 1.0], abs=0.02)
+    assert predicted_ratio(Way("chosen", 8), times, 8) is None
+    assert [way.slots for way in ways_of(8, 4)] == [8, 1, 1, 2, 3, 4, 5, 6, 7, 4, 4, 16]
+
+
+def test_a_sample_begins_when_what_was_copied_beforehand_is_used_up():
+    """At once where copies hide; else after K slots at the rate at which they are lost."""
+    assert lead_in(Way("ring", 7), LayerTimes(1, 1, 2), 8) == 1
+    assert lead_in(Way("ring", 7), LayerTimes(1, 1, 4), 8) == 3
+    assert lead_in(Way("ring", 7), LayerTimes(1, 1, 2.01), 8) == 12
+    assert lead_in(Way("none", 8), LayerTimes(1, 1, 9), 8) == 1
+
+
+def test_bad_sizes_end_with_one_line(capsys):
+    """Exit 2, on standard error."""
+    with pytest.raises(SystemExit, match="2"):
+        ring_inference.main([*SMALL, "--top-k", "3"])
+    assert "error: top_k = 3" in capsys.readouterr().err
