@@ -16,6 +16,9 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 PARALLEL ?= --numprocesses logical --maxprocesses 4 --dist loadfile
 
+# Compiled once for the many processes of the tests, wherever Python was told not to keep what it compiles.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))

@@ -6,6 +6,7 @@ the control socket and the deaths of its children. When the control socket close
 
 import ctypes
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -41,6 +42,8 @@ def serve(descriptor: int) -> None:
     """Serve run_ranks on the other end of socket `descriptor` until it closes."""
     for module in _PRELOADED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # else a rank that looks for garbage writes to all of it, and so copies it
     control = socket.socket(fileno=descriptor)
     death, signalled = os.pipe()
     os.set_blocking(signalled, False)

@@ -79,7 +79,8 @@ class Page:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until it is there."""
+        """Load a file and wait until it is there; what happened before is forgotten."""
+        self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         self._until("Page.loadEventFired")
 

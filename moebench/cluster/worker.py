@@ -4,6 +4,7 @@ A sample is several steps back to back, between two barriers; each rank notes wh
 share a point differ in their system only and are timed interleaved, so that whatever disturbs the machine disturbs all.
 """
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,7 +135,10 @@ def measure(group: Group, request: Request) -> Report:
             beat(request.allowed_s(), case.name)
             steps.append(build_step(case, device, group))
             once_s.append(_warmed_up(steps[-1], peers, partial(beat, request.allowed_s(), case.name)))
+    gc.collect()
+    gc.freeze()  # what lives now is not searched again before every sample
     samples = tuple(_timed(request, steps, once_s, peers))
+    gc.unfreeze()
     details = []
     for case, step, once in zip(request.cases, steps, once_s) if request.detail else ():
         with _naming(case):

@@ -26,6 +26,11 @@ class OpStopwatch(TorchDispatchMode):
         self.times: list[tuple[str, float]] = []
         self._awaits = torch.cuda.is_available()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo never compiles a timed step; torch would import it for that, a second in every process."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         start = time.perf_counter_ns()
         out = func(*args, **(kwargs or {}))

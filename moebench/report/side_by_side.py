@@ -1,5 +1,6 @@
 """Parts of a page worked out side by side: drawing takes most of a report's time, and its sections share nothing."""
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import TypeVar
 from moebench.local.child import usable_cores
 
 T = TypeVar("T")
+_OBJECTS = 200_000  # that are made before a copy looks for cycles
 _tasks: Sequence[Callable[[], object]] = ()  # of a copy
 
 
@@ -23,7 +25,9 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
     cores = min(len(usable_cores()), len(tasks))
     if cores < 2 or sys.platform != "linux":
         return [task() for task in tasks]
-    import moebench.report.figures  # noqa: F401  # once, before there are copies
+    import seaborn  # noqa: F401  # with what it imports a second of work: once, before there are copies
+
+    import moebench.report.figures  # noqa: F401
 
     try:
         with warnings.catch_warnings():
@@ -38,6 +42,8 @@ def _begin(tasks: Sequence[Callable[[], object]]) -> None:
     """What a copy works on, which it has as it is: functions need not be picklable."""
     global _tasks
     _tasks = tasks
+    gc.freeze()  # what is there is not searched for garbage, which would copy it; a drawing is soon done
+    gc.set_threshold(_OBJECTS, 20, 20)
 
 
 def _result(index: int) -> object:

@@ -13,6 +13,10 @@ class OperatorList(TorchDispatchMode):
         super().__init__()
         self.ops = []
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # else torch imports its compiler, for a second or more
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor))

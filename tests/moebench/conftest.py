@@ -11,11 +11,16 @@ from tests.moebench import fake_engine
 @pytest.fixture
 def fake(monkeypatch):
     """Replace the engines, the correctness check and the report by fakes; returns the fake engine's module."""
-    engines = dict.fromkeys(("sim", "local", "count"), fake_engine.__name__)
-    monkeypatch.setattr("moebench.run.ENGINES", engines)
-    monkeypatch.setitem(sys.modules, "moebench.correctness", SimpleNamespace(check_cases=fake_engine.check_cases))
-    monkeypatch.setitem(sys.modules, "moebench.report.html", SimpleNamespace(write_report=_write_report))
+    on_fake_engine(monkeypatch)
     return fake_engine
+
+
+def on_fake_engine(patch):
+    """Replace them until the patch is undone."""
+    engines = dict.fromkeys(("sim", "local", "count"), fake_engine.__name__)
+    patch.setattr("moebench.run.ENGINES", engines)
+    patch.setitem(sys.modules, "moebench.correctness", SimpleNamespace(check_cases=fake_engine.check_cases))
+    patch.setitem(sys.modules, "moebench.report.html", SimpleNamespace(write_report=_write_report))
 
 
 def _write_report(folder, path):

@@ -171,6 +171,10 @@ class _Recorded(TorchDispatchMode):
         super().__init__()
         self.seen = Counter()
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # else torch imports its compiler, for a second or more
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         name = function._overloadpacket._qualified_op_name.removeprefix("aten::")

@@ -10,17 +10,34 @@ from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_hardware, load_topology
 
 
-@pytest.fixture
-def short(monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def measured():
     """A calibration of seconds: few sizes, few products, one short pass in each of two processes."""
-    monkeypatch.setenv("MOEBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(moebench.calibrate, "SIZES", (1 << 12, 1 << 18, 1 << 20))
     products = (Product(32, 32, 32), Product(256, 256, 256), Product(256, 8, 128))
-    monkeypatch.setattr(moebench.calibrate, "PRODUCTS", products)
-    monkeypatch.setattr(moebench.calibrate, "PASSES", 1)
-    monkeypatch.setattr(moebench.calibrate, "BUDGET_S", 1e-3)
     one_core = child.usable_cores()[:1]
-    monkeypatch.setattr(child, "usable_cores", lambda: one_core)
+    heard = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moebench.calibrate, "SIZES", (1 << 12, 1 << 18, 1 << 20))
+        patch.setattr(moebench.calibrate, "PRODUCTS", products)
+        patch.setattr(moebench.calibrate, "PASSES", 1)
+        patch.setattr(moebench.calibrate, "BUDGET_S", 1e-3)
+        patch.setattr(child, "usable_cores", lambda: one_core)
+        calibration = moebench.calibrate.calibrate(heard.append)
+    assert heard == sorted(heard)
+    assert heard[-1] == 1
+    return calibration
+
+
+@pytest.fixture
+def short(monkeypatch, tmp_path, measured):
+    """The command, with a home of its own, hears what was measured once for all tests here."""
+    monkeypatch.setenv("MOEBENCH_HOME", str(tmp_path / "home"))
+
+    def calibrate(progress):
+        progress(1.0)
+        return measured
+
+    monkeypatch.setattr(moebench.calibrate, "calibrate", calibrate)
 
 
 def test_calibrate_writes_the_hardware_that_this_machine_names(short):

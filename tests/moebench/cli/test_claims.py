@@ -1,19 +1,35 @@
 """`moebench claims`: the scoreboard of a run, of the newest runs, or of none."""
 
 import json
+import shutil
 
 import pytest
 
 from moebench.claims.reported import claims_of, papers
+from moebench.cli import main
+from tests.moebench.conftest import on_fake_engine
 
 NUMBERS = {"reported", "obtained", "low", "high", "error"}
 COLUMNS = NUMBERS | {"id", "paper", "relation", "engine", "evidence", "verdict", "why"}
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a quick run of hetu under runs/, for tests that get a copy."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        on_fake_engine(patch)
+        patch.chdir(folder)
+        with pytest.raises(SystemExit) as stopped:
+            main(["run", "--suite", "hetu", "--quick", "--out", "runs/hetu-1"])
+        assert stopped.value.code == 0
+    return folder
+
+
 @pytest.fixture
-def run(fake, moebench, in_folder):
+def run(fake, made, in_folder):
     """A quick run of hetu under runs/."""
-    assert moebench("run", "--suite", "hetu", "--quick", "--out", "runs/hetu-1").status == 0
+    shutil.copytree(made / "runs", in_folder / "runs")
     return in_folder / "runs" / "hetu-1"
 
 

@@ -189,7 +189,7 @@ def start(folder, *arguments, pause_s="0", file_bytes=None):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_resumes_to_the_same_rows(in_folder, number, status):
+def test_a_stopped_run_resumes_to_the_same_rows(fake, moebench, in_folder, number, status):
     """A real Ctrl-C or SIGTERM in the middle: its exit status, the command to go on, and equal rows in the end."""
     process = start(in_folder, "run", "--suite", "smoke", "--out", "out", pause_s="0.2")
     results = in_folder / "out" / "results.jsonl"
@@ -202,17 +202,14 @@ def test_a_stopped_run_resumes_to_the_same_rows(in_folder, number, status):
     assert "moebench run --resume out" in err
     done = RunFolder.open(in_folder / "out").done()
     assert 0 < len(done) < 72
-    again = start(in_folder, "run", "--resume", "out")
-    _, err = again.communicate(timeout=120)
-    assert again.returncode == 0, err
-    other = start(in_folder, "run", "--suite", "smoke", "--out", "whole")
-    assert other.wait(timeout=120) == 0
+    assert moebench("run", "--resume", "out").status == 0
+    assert moebench("run", "--suite", "smoke", "--out", "whole").status == 0
     resumed, whole = RunFolder.open(in_folder / "out"), RunFolder.open(in_folder / "whole")
     assert sorted(map(repr, resumed.rows())) == sorted(map(repr, whole.rows()))
     assert len(resumed.done()) == 72
 
 
-def test_a_real_write_failure_is_one_line_and_loses_nothing(in_folder):
+def test_a_real_write_failure_is_one_line_and_loses_nothing(fake, moebench, in_folder):
     """Where the system refuses to let a file grow: exit 2, one clear line, whole cases kept, resumable."""
     process = start(in_folder, "run", "--suite", "smoke", "--out", "out", file_bytes=80_000)
     _, err = process.communicate(timeout=120)
@@ -224,6 +221,5 @@ def test_a_real_write_failure_is_one_line_and_loses_nothing(in_folder):
     done = len(RunFolder.open(in_folder / "out").done())
     assert f"{done} of 72 cases are safe" in line
     assert done > 0
-    again = start(in_folder, "run", "--resume", "out")
-    assert again.wait(timeout=120) == 0
+    assert moebench("run", "--resume", "out").status == 0
     assert len(RunFolder.open(in_folder / "out").done()) == 72

@@ -15,7 +15,7 @@ from moebench.ranks import PlaceLost, RanksError
 from moebench.stopping import CannotGoOn
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_suite, load_topology, with_overrides
-from tests.moebench.cluster.engine_functions import some_cases, this_machine
+from tests.moebench.cluster.engine_functions import BRIEFLY, some_cases, this_machine
 from tests.moebench.cluster.support import problem
 
 HERE = this_machine(2)
@@ -182,8 +182,14 @@ def test_rates_that_no_lab_has_are_refused(rate, buffer, told):
         engine.check(cases, {emulated.name: emulated})
 
 
+@pytest.fixture
+def short_samples(monkeypatch):
+    """Real ranks take samples of few steps."""
+    monkeypatch.setattr(engine, "TARGET", BRIEFLY)
+
+
 @pytest.mark.slow
-def test_real_ranks(tmp_path):
+def test_real_ranks(short_samples):
     """Every system on two ranks of this machine: samples of both starts, counts that a trace predicts exactly."""
     from moebench.sim.engine import run_cases as simulate
 
@@ -200,7 +206,7 @@ def test_real_ranks(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_system_on_emulated_nodes(calibrated):
+def test_every_system_on_emulated_nodes(calibrated, short_samples):
     """2x2 ranks, with a NIC a node where this machine can emulate it: its bytes are those counted, with headers."""
     is_shaped = problem() is None
     name = f"2x2-{'emulated' if is_shaped else 'unshaped'}"

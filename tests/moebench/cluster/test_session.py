@@ -18,7 +18,7 @@ from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_topology
 
 pytestmark = pytest.mark.slow
-CODE = "from tests.moebench.cluster.engine_functions import supervise; supervise()"
+CODE = "from tests.moebench.cluster.session_functions import supervise; supervise()"
 
 
 def supervised(jobs, world=2):

@@ -8,13 +8,19 @@ pytestmark = pytest.mark.browser
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 
 
-@pytest.fixture(params=[(size, dark) for size in SIZES for dark in (False, True)], ids=str)
-def page(request, report):
-    """The smoke report, open in each size and colour scheme."""
+@pytest.fixture(scope="module", params=[(size, dark) for size in SIZES for dark in (False, True)], ids=str)
+def browser(request):
+    """A browser of each size and colour scheme."""
     size, dark = request.param
     with Page(chromium_or_skip(), *SIZES[size], dark=dark) as page:
-        page.open(report)
         yield page
+
+
+@pytest.fixture
+def page(browser, report):
+    """The report of a run, loaded anew in each of them."""
+    browser.open(report)
+    return browser
 
 
 def test_console_is_clean_and_nothing_is_requested(page, report):

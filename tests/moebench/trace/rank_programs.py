@@ -76,6 +76,8 @@ def _ragged_results(group, exchange, tokens):
 
 def profile_each(group, cases) -> list[tuple[int, list[Span]]]:
     """Of each case without a recorder: peak bytes of the allocator above those at the start, operators that ran."""
+    gc.collect()
+    gc.freeze()  # what lives now is not searched again before every step
     return [profile_step(*real_step(group, *case)) for case in cases]
 
 
