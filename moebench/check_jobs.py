@@ -1,9 +1,9 @@
 """Correct before fast, for jobs: no number of a system before its step is that of one rank with the whole batch.
 
-Tried on 4 real gloo ranks as two replicas of a node of two: a small decoder in two stages, two micro-batches a replica,
-one stage after the other on the same ranks; Adam with a large epsilon, whose update is in proportion to the gradient,
-so that a wrong factor shows. The losses and all parameters after each of two steps are compared. What came out is
-remembered with a hash of the code.
+Tried on 4 real gloo ranks as two replicas of a node of two: a small decoder in two stages, several micro-batches a
+replica, one stage after the other on the same ranks; Adam with a large epsilon, whose update is in proportion to the
+gradient, so that a wrong factor shows. The losses and all parameters after each of two steps are compared. What came
+out is remembered with a hash of the code.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ TARGET = f"{__name__}:run_rank"
 TRAINING = Training(learning_rate=1.0, eps=1.0, weight_decay=0.01, balance=0.0)
 STAGES, STEPS = 2, 2
 MODEL = DecoderModel("small", "Small", 2 * STAGES, DecoderShape(32, 8, 4, 4, 16, 8, 2, shared_ffn=16), 40, sequence=16)
-LAYOUT = JobLayout(RANKS * STAGES, RANKS_PER_NODE, STAGES, global_batch=8, micro_batch=2)
+LAYOUT = JobLayout(RANKS * STAGES, RANKS_PER_NODE, STAGES, global_batch=8)
 
 
 def check(cases: Sequence[Case]) -> Iterator[Status]:

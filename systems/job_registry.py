@@ -5,9 +5,10 @@ from typing import Any
 
 from moebench.systems.job_interface import JobSystem
 from moebench.systems.megascale.system import MEGASCALE
+from moebench.systems.megatron.job import MEGATRON_0_10, MEGATRON_MODERN
 from moebench.workloads.errors import InputError, one_of
 
-_OWN: dict[str, Any] = {system.name: system for system in (MEGASCALE,)}
+_OWN: dict[str, Any] = {system.name: system for system in (MEGASCALE, MEGATRON_0_10, MEGATRON_MODERN)}
 NAMES = tuple(_OWN)
 
 

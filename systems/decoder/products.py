@@ -2,12 +2,13 @@
 
 A weight with a `main_grad`, an FP32 tensor of its shape, gets no `grad`: the product of the backward adds to the sum
 itself (`moebench.kernels.gradient_sum`), as Megatron does under `gradient_accumulation_fusion`. Whoever keeps the sums
-may set `on_gradient` on the weight; it is called whenever the sum has grown.
+sets it, on weights whose layer says that it multiplies them here (`adds_gradients`), and may set `on_gradient` too,
+which is called once a backward, when the sum has grown.
 
 T rows, D columns in, C columns out, N rows sorted by expert, L experts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ from torch.autograd.function import once_differentiable
 from moebench.kernels.gradient_sum import add_grouped_product_, add_product_
 from moebench.kernels.grouped_gemm import grouped_gemm, grouped_gemm_dw
 from moebench.systems.layer import grad_of
+
+
+def mark(weights: Iterable[Tensor]) -> None:
+    """Say of weights that they are multiplied here and nowhere else, once a pass."""
+    for weight in weights:
+        weight.adds_gradients = True  # type: ignore[attr-defined]
 
 
 def product(x_TD: Tensor, weight_DC: Tensor) -> Tensor:

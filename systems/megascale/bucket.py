@@ -1,8 +1,12 @@
 """Parameters whose gradients are summed together, such as those of a layer: their sums, and a rank's share of Adam.
 
 Some weights a rank has a part of: its n ranks hold N elements between them, and its equals in d replicas sum those of
-its part. Others all n ranks hold alike: their gradients are first summed inside the node, each rank a slice, then over
-the replicas (Fig 5), so that 1 / (n d) of the optimiser's state is a rank's, and parameters come back the same way.
+its part. Others several of the n ranks hold alike: their gradients are first summed among these, each rank a slice,
+then over the replicas (Fig 5), so that 1 / (n d) of the optimiser's state is a rank's, and parameters come back the
+same way.
+
+A weight that says so (`adds_gradients`) is given its FP32 sum as `main_grad`, which the product of the backward adds to
+(decoder/products.py); the gradients of others are added by an operator of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +24,17 @@ from moebench.systems.megascale.gradients import padded_size, start_sums
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Who shares what: the node's ranks, a rank's equals in the replicas, and the way that gradients are summed."""
+class Shared:
+    """Parameters that the same ranks sum.
 
-    node: Group
-    rail: Group
-    way: str
+    Attributes:
+        between: ranks among which sums and the optimiser's state are divided; inside: among which they are before,
+            ranks that hold the parameters alike; None where there are none.
+    """
+
+    params: Sequence[Tensor]
+    between: Group
+    inside: Group | None = None
 
 
 class _Flat:
@@ -35,11 +44,16 @@ class _Flat:
         gradients_N: FP32; the last ones are padding.
     """
 
-    def __init__(self, params: Sequence[Tensor], multiple: int, replicas: int) -> None:
-        self.params = list(params)
-        self.elements = sum(param.numel() for param in params)
-        whole = padded_size(-(-self.elements // multiple), replicas) * multiple
+    def __init__(self, shared: Shared, tell: Callable[[], None]) -> None:
+        self.params, self.between, self.inside = list(shared.params), shared.between, shared.inside
+        self.elements = sum(param.numel() for param in self.params)
+        multiple = 1 if self.inside is None else self.inside.size
+        whole = padded_size(-(-self.elements // multiple), self.between.size) * multiple
         self.gradients_N = torch.zeros(whole, device=self.params[0].device)
+        sums = self.gradients_N[: self.elements].split([param.numel() for param in self.params])
+        for param, total in zip(self.params, sums, strict=True):
+            if getattr(param, "adds_gradients", False):
+                param.main_grad, param.on_gradient = total.view(param.shape), tell  # type: ignore[attr-defined]
 
     def add(self) -> None:
         """Add the gradients of a micro-batch and let them go."""
@@ -66,30 +80,28 @@ class Bucket:
     """The parameters of one layer, or of one end of the model; all of one dtype.
 
     Attributes:
-        masters: this rank's share of the parameters in FP32, which Adam updates.
+        params: all of them; masters: this rank's share in FP32, which Adam updates.
 
     Args:
-        own: of which this rank has its part; alike: that all ranks of the node hold; not both empty.
+        shared: the parameters, by the ranks that sum them.
+        way: in which replicas sum gradients; tell: called for every gradient that has come.
     """
 
-    def __init__(self, own: Sequence[Tensor], alike: Sequence[Tensor], ranks: Ranks) -> None:
-        self.ranks, replicas = ranks, ranks.rail.size
-        self.own = _Flat(own, 1, replicas) if own else None
-        self.alike = _Flat(alike, ranks.node.size, replicas) if alike else None
-        self.dtype = (own or alike)[0].dtype
+    def __init__(self, shared: Sequence[Shared], way: str, tell: Callable[["Bucket"], None]) -> None:
+        self.way = way
+        self.flats = [_Flat(one, lambda: tell(self)) for one in shared if one.params]
+        self.params = [param for flat in self.flats for param in flat.params]
+        self.dtype = self.params[0].dtype
         self.masters: list[Tensor] = []
         self.adam: AdamW | None = None
-        self._missing = len(own) + len(alike)
         self._came = 0
-        self._in_node: Pending | None = None
-        self._sums: list[Callable[[], Tensor]] = []
+        self._inside: dict[int, Pending] = {}
+        self._sums: dict[int, Callable[[], Tensor]] = {}
         self._gathers: list[Pending] = []
         self.is_stale = False
-
-    @property
-    def flats(self) -> list[_Flat]:
-        """Both kinds, as far as there are any."""
-        return [flat for flat in (self.own, self.alike) if flat is not None]
+        for param in self.params:
+            if not hasattr(param, "main_grad"):
+                param.register_post_accumulate_grad_hook(lambda _: tell(self))
 
     def prepare(self, training: Training) -> None:
         """The masters of the parameters as they are, and Adam: one a bucket, whose temporary tensors are its size."""
@@ -110,9 +122,9 @@ class Bucket:
         found = []
         for flat in self.flats:
             values = flat.values()
-            if flat is self.alike:
-                values = values.chunk(self.ranks.node.size)[self.ranks.node.index]
-            found.append(values.chunk(self.ranks.rail.size)[self.ranks.rail.index])
+            if flat.inside is not None:
+                values = values.chunk(flat.inside.size)[flat.inside.index]
+            found.append(values.chunk(flat.between.size)[flat.between.index])
         if not self.masters:
             self.masters = [one.clone().requires_grad_() for one in found]
             return
@@ -122,7 +134,7 @@ class Bucket:
     def came(self) -> bool:
         """Another parameter has its gradient; whether that was the last one of this micro-batch."""
         self._came += 1
-        return self._came == self._missing
+        return self._came == len(self.params)
 
     def add(self) -> None:
         """Add the gradients of a micro-batch."""
@@ -139,26 +151,26 @@ class Bucket:
     def start(self) -> None:
         """The sums are complete on this rank: on their way."""
         with region("grad-sync"), torch.no_grad():
-            if self.alike is not None:
-                self._in_node = start_reduce_scatter(self.alike.gradients_N, self.ranks.node)
-            if self.own is not None:
-                self._sums.append(start_sums(self.own.gradients_N, self.ranks.rail, self.ranks.way))
+            for place, flat in enumerate(self.flats):
+                if flat.inside is not None:
+                    self._inside[place] = start_reduce_scatter(flat.gradients_N, flat.inside)
+            for place, flat in enumerate(self.flats):
+                if flat.inside is None:
+                    self._sums[place] = start_sums(flat.gradients_N, flat.between, self.way)
 
     def advance(self) -> None:
-        """Slices that were summed in the node go on to the replicas."""
-        if self._in_node is not None:
-            with region("grad-sync"), torch.no_grad():
-                slice_N = self._in_node.wait()
-                self._in_node = None
-                self._sums.append(start_sums(slice_N, self.ranks.rail, self.ranks.way))
+        """Slices that were summed among ranks that hold them alike go on to the replicas."""
+        with region("grad-sync"), torch.no_grad():
+            for place, pending in self._inside.items():
+                self._sums[place] = start_sums(pending.wait(), self.flats[place].between, self.way)
+            self._inside = {}
 
     def land(self, scale: float) -> None:
         """The gradients of the masters."""
         self.advance()
         with region("grad-sync"), torch.no_grad():
-            for master, finish in zip(self.masters, self._sums, strict=True):
-                master.grad = finish().mul_(scale)
-            self._sums = []
+            for place, master in enumerate(self.masters):
+                master.grad = self._sums.pop(place)().mul_(scale)
 
     def update(self) -> None:
         """Adam on this rank's share. New sums begin at zero, and the parameters are old."""
@@ -176,7 +188,8 @@ class Bucket:
         """New parameters on their way, from the replicas' shares."""
         with region("grad-sync"), torch.no_grad():
             self._gathers = [
-                start_all_gather(master.detach().to(self.dtype), self.ranks.rail) for master in self.masters
+                start_all_gather(master.detach().to(self.dtype), flat.between)
+                for flat, master in zip(self.flats, self.masters, strict=True)
             ]
 
     def land_gather(self) -> None:
@@ -184,5 +197,5 @@ class Bucket:
         with region("grad-sync"), torch.no_grad():
             for flat, pending in zip(self.flats, self._gathers, strict=True):
                 found = pending.wait()
-                flat.put(start_all_gather(found, self.ranks.node).wait() if flat is self.alike else found)
+                flat.put(found if flat.inside is None else start_all_gather(found, flat.inside).wait())
         self._gathers, self.is_stale = [], False

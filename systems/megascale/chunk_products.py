@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from moebench.kernels.grouped_gemm import grouped_gemm, grouped_gemm_dw
+from moebench.kernels.grouped_gemm import grouped_gemm
 from moebench.kernels.region import region
+from moebench.systems.decoder.products import grouped_weight_gradient
 
 
 @dataclass
@@ -23,15 +24,15 @@ class _Ledger:
     gradients: list[Tensor] = field(default_factory=list)
     ends: list[Tensor] = field(default_factory=list)
 
-    def weight_gradient(self) -> Tensor:
-        """Of all rows: by expert, and in an expert chunk by chunk."""
+    def weight_gradient(self, weight_LDF: Tensor) -> Tensor | None:
+        """Of all rows: by expert, and in an expert chunk by chunk; None where the weight's sum has it."""
         expert = [
             torch.searchsorted(ends_L, torch.arange(len(x_ND), device=x_ND.device), right=True)
             for x_ND, ends_L in zip(self.rows, self.ends, strict=True)
         ]
         order_N = torch.cat(expert).argsort(stable=True)
         x_ND, grad_NF = (torch.cat(parts).index_select(0, order_N) for parts in (self.rows, self.gradients))
-        return grouped_gemm_dw(x_ND, torch.stack(self.ends).sum(0), grad_NF)
+        return grouped_weight_gradient(x_ND, torch.stack(self.ends).sum(0), grad_NF, weight_LDF)
 
 
 class ChunkedWeight:
@@ -52,14 +53,14 @@ class _Weight(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weight_LDF, ledger):
         ctx.set_materialize_grads(False)
-        ctx.ledger = ledger
+        ctx.ledger, ctx.weight_LDF = ledger, weight_LDF
         return weight_LDF.view(weight_LDF.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, _):
         with region("experts"):
-            return ctx.ledger.weight_gradient(), None
+            return ctx.ledger.weight_gradient(ctx.weight_LDF), None
 
 
 class _Product(torch.autograd.Function):

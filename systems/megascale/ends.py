@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
-from moebench.systems.decoder.products import product, turned
+from moebench.systems.decoder.products import mark, product, turned
 from moebench.workloads.models.decoder import DecoderModel
 
 
@@ -53,6 +53,7 @@ class WholeVocabulary(Ends):
         self.tokens = nn.Parameter(like.new_empty(sizes)) if is_first or (is_last and model.tied) else None
         self.norm = nn.Parameter(like.new_empty(model.shape.d_model)) if is_last else None
         self.head = nn.Parameter(like.new_empty(sizes)) if is_last and not model.tied else None
+        mark([] if self.head is None else [self.head])
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of ids [s, B]: [s, B, D]."""

@@ -3,20 +3,18 @@
 N rows of this rank's L experts, T or W tokens, D model, F feed-forward.
 """
 
-import torch
 from torch import Tensor, nn
 
 from moebench.kernels.activation import activate
-from moebench.kernels.expert_ffn import expert_ffn_grouped_device
 from moebench.kernels.region import region
+from moebench.systems.decoder.products import grouped_product, product
 
 
 def run_experts(x_ND: Tensor, ends_L: Tensor, weights_N: Tensor, weights: nn.ParameterDict) -> Tensor:
     """Rows sorted by expert through their experts, times their weights."""
     with region("experts"):
-        return expert_ffn_grouped_device(
-            x_ND, ends_L, weights["w1_EDF"], weights["w2_EFD"], weights["w3_EDF"], "swiglu", weights_N
-        )
+        h1_NF, h3_NF = (grouped_product(x_ND, ends_L, weights[name]) for name in ("w1_EDF", "w3_EDF"))
+        return grouped_product(activate(h1_NF, "swiglu", h3_NF, weights_N), ends_L, weights["w2_EFD"])
 
 
 def run_shared(x_TD: Tensor, weights: nn.ParameterDict) -> Tensor | None:
@@ -24,5 +22,5 @@ def run_shared(x_TD: Tensor, weights: nn.ParameterDict) -> Tensor | None:
     if "shared1_DF" not in weights:
         return None
     with region("dense"):
-        h_TF = activate(torch.mm(x_TD, weights["shared1_DF"]), "swiglu", torch.mm(x_TD, weights["shared3_DF"]))
-        return torch.mm(h_TF, weights["shared2_FD"])
+        h1_TF, h3_TF = (product(x_TD, weights[name]) for name in ("shared1_DF", "shared3_DF"))
+        return product(activate(h1_TF, "swiglu", h3_TF), weights["shared2_FD"])

@@ -11,7 +11,7 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
-from moebench.systems.layer import grad_of
+from moebench.systems.decoder.products import gradient_of, mark
 from moebench.systems.megascale import attention, experts, volumes
 from moebench.systems.megascale.attention import Attention
 from moebench.systems.megascale.routing import device_balance_loss, route
@@ -101,6 +101,7 @@ class DecoderLayer(nn.Module):
         self.weights = nn.ParameterDict(
             {name: nn.Parameter(like.new_empty(size)) for name, size in self._held_sizes().items()}
         )
+        mark(weight for name, weight in self.weights.items() if weight.dim() > 1 and name != "router_DE")
         self.attention = Attention(attention_by, shape, sequence, group, self.weights, chunks, fp8)
 
     def _held_sizes(self) -> dict[str, tuple[int, ...]]:
@@ -149,7 +150,7 @@ class DecoderLayer(nn.Module):
 
     def gradients(self) -> dict[str, Tensor]:
         """This rank's gradients by the names of `DecoderWeights`; zeros where autograd left None."""
-        found = {name: grad_of(weight) for name, weight in self.weights.items()}
+        found = {name: gradient_of(weight) for name, weight in self.weights.items()}
         columns = [found["out_QD"].shape[0]]
         columns += [(found["qkv_DC"].shape[1] - columns[0]) // 2] * 2
         return found | dict(zip(_QKV, found.pop("qkv_DC").split(columns, 1), strict=True))

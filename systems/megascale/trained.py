@@ -5,15 +5,17 @@ as they are complete, beside the backward of the layers before; in the first one
 beside the forward of the layers before (MegaScale, Jiang et al. 2024, section 3.2).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from moebench.kernels.region import region
 from moebench.systems.job_interface import Part, StagePlace, Training
-from moebench.systems.megascale.bucket import Bucket, Ranks
-from moebench.systems.megascale.stage import DecoderStage, MakeLayer
+from moebench.systems.megascale.bucket import Bucket, Shared
+from moebench.systems.megascale.ends import WholeVocabulary
+from moebench.systems.megascale.stage import DecoderStage, MakeEnds, MakeLayer
 from moebench.workloads.models.decoder import DecoderModel
 
 QKV = ("query_DQ", "key_DG", "value_DG")  # which a layer holds side by side
@@ -24,7 +26,8 @@ class TrainedStage:
 
     Args:
         batch: whole sequences that pass at once; microbatches: of a step.
-        make: makes a layer; way: in which replicas sum gradients.
+        make: makes a layer; way: in which replicas sum gradients; ends: makes the model's ends.
+        losses: of different sequences or rows that the ranks compute of a micro-batch; None: each rank one.
 
     Raises:
         InputError: as `DecoderStage`.
@@ -39,15 +42,17 @@ class TrainedStage:
         make: MakeLayer,
         way: str,
         training: Training,
+        ends: MakeEnds = WholeVocabulary,
+        losses: int | None = None,
     ) -> None:
-        self.place, self.training, self.batch, self.model = place, training, batch, model
+        self.place, self.training, self.batch, self.model, self.way = place, training, batch, model, way
         self.stage = _Stage(
-            model, place.layers, model.sequence, batch, place.group, place.is_first, place.is_last, make,
+            model, place.layers, model.sequence, batch, place.group, place.is_first, place.is_last, make, ends,
             device=place.device, dtype=place.dtype,
         )  # fmt: skip
         self.stage.hear = self._before
-        self.scale = 1.0 / (place.group.size * place.rail.size * microbatches)
-        self.buckets = _buckets(self.stage, Ranks(place.group, place.rail, way))
+        self.scale = 1.0 / ((losses or place.group.size) * place.rail.size * microbatches)
+        self.buckets = self._buckets()
         self.parameters = list(self.stage.parameters())
         self.gradients = [flat.gradients_N for bucket in self.buckets.values() for flat in bucket.flats]
         for bucket in self.buckets.values():
@@ -55,9 +60,29 @@ class TrainedStage:
         self.states = [state for bucket in self.buckets.values() for state in bucket.states]
         self._is_last = False
         self._started: list[Bucket] = []
-        for bucket in self.buckets.values():
-            for param in (param for flat in bucket.flats for param in flat.params):
-                param.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._on_gradient(bucket))
+
+    def _buckets(self) -> dict[str, Bucket]:
+        """In the order of the model; a tied embedding is one with the head."""
+        ends, found = self.stage.ends, {}
+        if ends.tokens is not None:
+            found["tokens"] = self.shared_of_ends([ends.tokens])
+        for number, layer in enumerate(self.stage.layers):
+            found[str(number)] = self.shared_of_layer(layer)
+        last = [weight for weight in (ends.norm, ends.head) if weight is not None]
+        if last:
+            found["head"] = self.shared_of_ends(last)
+        return {name: Bucket(shared, self.way, self._on_gradient) for name, shared in found.items()}
+
+    def shared_of_layer(self, layer: Any) -> list[Shared]:
+        """Which ranks sum the gradients of a layer's parameters."""
+        group, rail = self.place.group, self.place.rail
+        alike = [] if group.size == 1 else layer.replicated
+        own = [weight for weight in layer.weights.values() if not any(weight is one for one in alike)]
+        return [Shared(own, rail), Shared(alike, rail, group)]
+
+    def shared_of_ends(self, params: Sequence[Tensor]) -> list[Shared]:
+        """The same of embedding, or of last norm and head, which all ranks hold alike."""
+        return [Shared(params, self.place.rail, self.place.group)]
 
     def rows(self, x_SB: Tensor) -> Tensor:
         """What this rank takes of whole sequences [S, B, ...]."""
@@ -163,21 +188,3 @@ class _Stage(DecoderStage):
 
     def before(self, part: str) -> None:
         self.hear(part)
-
-
-def _buckets(stage: DecoderStage, ranks: Ranks) -> dict[str, Bucket]:
-    """In the order of the model; a tied embedding is one with the head."""
-    found: dict[str, Bucket] = {}
-    if stage.ends.tokens is not None:
-        found["tokens"] = Bucket((), [stage.ends.tokens], ranks)
-    for number, layer in enumerate(stage.layers):
-        own: list[Tensor] = []
-        alike: list[Tensor] = []
-        for name, weight in layer.weights.items():  # type: ignore[operator, union-attr]
-            cut = layer.cuts["query_DQ" if name == "qkv_DC" else name]  # type: ignore[index]
-            (alike if cut is None or ranks.node.size == 1 else own).append(weight)
-        found[str(number)] = Bucket(own, alike, ranks)
-    ends = [weight for weight in (stage.ends.norm, stage.ends.head) if weight is not None]
-    if ends:
-        found["head"] = Bucket((), ends, ranks)
-    return found

@@ -26,7 +26,7 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
-from moebench.systems.decoder.products import gradient_of
+from moebench.systems.decoder.products import gradient_of, mark
 from moebench.systems.megascale.attention import Attention
 from moebench.systems.megascale.weights import DecoderWeights
 from moebench.systems.megatron import indexed
@@ -132,6 +132,7 @@ class MegatronDecoder(nn.Module):
         self.weights = nn.ParameterDict(
             {name: nn.Parameter(like.new_empty(size)) for name, size in self.held.sizes().items()}
         )
+        mark(weight for name, weight in self.weights.items() if weight.dim() > 1 and name != "router_DE")
         is_ulysses = setting.attention == "ulysses"
         self.attention: nn.Module = (
             Attention("sp", shape, sequence, group, self.weights)

@@ -61,10 +61,13 @@ class Held:
                 found |= dict(zip(names, found.pop(joined).split(columns, -1), strict=True))
         return found
 
+    def cuts_of(self, name: str) -> tuple[tuple[int, Group], ...]:
+        """How a parameter of this rank is divided."""
+        return self.cuts[JOINED.get(name, (name,))[0]]
+
     def ranks_alike(self, name: str) -> Group | None:
         """The ranks that hold a parameter alike; None where no other does."""
-        first = JOINED.get(name, (name,))[0]
-        cutters = {ranks.name for _, ranks in self.cuts[first] if ranks.size > 1}
+        cutters = {ranks.name for _, ranks in self.cuts_of(name) if ranks.size > 1}
         mesh = self.mesh
         if not cutters:
             return mesh.all if mesh.all.size > 1 else None

@@ -16,7 +16,7 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_gather, all_reduce, start_reduce_scatter
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
-from moebench.systems.decoder.products import turned
+from moebench.systems.decoder.products import mark, turned
 from moebench.systems.megascale.ends import Ends
 from moebench.systems.megatron.linears import column_product
 from moebench.systems.megatron.mesh import mesh_of
@@ -53,6 +53,7 @@ class ParallelVocabulary(Ends):
         self.tokens = nn.Parameter(like.new_empty(sizes)) if is_first or (is_last and model.tied) else None
         self.norm = nn.Parameter(like.new_empty(model.shape.d_model)) if is_last else None
         self.head = nn.Parameter(like.new_empty(sizes)) if is_last and not model.tied else None
+        mark([] if self.head is None else [self.head])
 
     def rows(self, ids: Tensor) -> Tensor:
         """This rank's rows [S / t, B, D] of the ids [S, B] of all positions."""

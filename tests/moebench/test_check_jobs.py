@@ -8,6 +8,7 @@ from moebench import check_jobs
 from moebench.correctness import RANKS, RANKS_PER_NODE
 from moebench.ranks import run_ranks
 from moebench.systems.job_registry import get
+from moebench.systems.megascale.gradients import start_sums
 from moebench.systems.megascale.system import MegaScale
 
 RIGHT = (
@@ -15,6 +16,11 @@ RIGHT = (
     "megascale+gradients=fp32-reduce-scatter+keep=all",
     "megascale+attention=tp+experts=tp+overlap=none+gradients=fp32-reduce-scatter",
     "megascale+experts=ep+overlap=none+gradients=bf16-ring",
+    "megascale+overlap=intra",
+    "megatron_0.10",
+    "megatron_0.10+dispatcher=allgather+tensor=1",
+    "megatron_modern",
+    "megatron_modern+attention=ulysses",
 )
 
 
@@ -59,18 +65,11 @@ class _Alone(_Faulty):
 
 def _not_summed(bucket):
     """Each rank takes its slice of its own gradients."""
-    if bucket.alike is not None:
-        node = bucket.ranks.node
-        slice_N = bucket.alike.gradients_N.chunk(node.size)[node.index].clone()
-        own = [] if bucket.own is None else [bucket.own.gradients_N]
-        bucket._sums = [trained_sums(bucket, one) for one in (*own, slice_N)]
-
-
-def trained_sums(bucket, buffer_N):
-    """The sum over the replicas alone."""
-    from moebench.systems.megascale.gradients import start_sums
-
-    return start_sums(buffer_N, bucket.ranks.rail, bucket.ranks.way)
+    for place, flat in enumerate(bucket.flats):
+        own = flat.gradients_N
+        if flat.inside is not None:
+            own = own.chunk(flat.inside.size)[flat.inside.index].clone()
+        bucket._sums[place] = start_sums(own, flat.between, bucket.way)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +104,6 @@ def test_the_model_has_what_can_go_wrong():
     """Stages, replicas, several micro-batches, a shared expert, ranks that share a layer."""
     assert check_jobs.LAYOUT.stages > 1
     spread = get("megascale").spread(check_jobs.LAYOUT)
-    assert (spread.ranks, spread.replicas, spread.microbatches) == (2, 2, 2)
+    assert (spread.ranks, spread.replicas, spread.microbatches) == (2, 2, 4)
     assert check_jobs.MODEL.shape.shared_ffn
     assert get("megascale").spread(replace(check_jobs.LAYOUT, world=12)).startswith("global_batch = 8 is not")

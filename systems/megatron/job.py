@@ -1,0 +1,162 @@
+"""Megatron-LM as systems that train decoders, of October 2024 and of today.
+
+    megatron_0.10+tensor=node+expert=node+dispatcher=alltoall
+    megatron_modern+tensor=node+expert=node+attention=tensor
+
+`tensor`: tensor-parallel ranks t; `expert`: expert-parallel ranks, in 0.10 beside t, so that t times as many share a
+layer, in modern all that share it; `node`: as many as a node has, or has left. No more tensor-parallel ranks than a
+node has are taken. Micro-batches are those of a tensor-parallel group. `attention=ulysses` cuts sequences among the
+expert-parallel ranks. Gradients are summed in FP32, as BF16 runs force.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from moebench.kernels.host import Answer, UnansweredRead
+from moebench.systems.job_interface import ADAM, JobStage, Spread, StagePlace, Training
+from moebench.systems.megascale import stage
+from moebench.systems.megascale.reads import counts_of
+from moebench.systems.megatron import decoder
+from moebench.systems.megatron.decoder import ATTENTION, DecoderSetting
+from moebench.systems.megatron.indexed import DISPATCHERS
+from moebench.systems.megatron.trained import MegatronStage
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.job import JobLayout
+from moebench.workloads.models.decoder import DecoderModel
+
+NODE = "node"
+_DEGREES = (NODE, "1", "2", "4", "8", "16", "32", "64")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the name of either may say."""
+
+    tensor: str = NODE
+    expert: str = NODE
+    dispatcher: str = "alltoall"
+    attention: str = "tensor"
+
+
+class MegatronJob:
+    """Megatron-LM of one version under some options."""
+
+    rounding = 0.0
+
+    def __init__(self, name: str, title: str, source: str, version: str, options: Options) -> None:
+        self.name, self.title, self.source = name, title, source
+        self.version, self.options = version, options
+
+    @property
+    def choices(self) -> Mapping[str, Sequence[str]]:
+        """Options and their values."""
+        own: dict[str, Sequence[str]] = {"tensor": _DEGREES, "expert": _DEGREES}
+        more: dict[str, Sequence[str]] = {"dispatcher": tuple(DISPATCHERS)}
+        return own | (more if self.version == "0.10" else {"attention": ATTENTION})
+
+    def variant(self, options: Mapping[str, str]) -> "MegatronJob":
+        """With other options.
+
+        Raises:
+            InputError: unknown option or value; lists the valid ones.
+        """
+        for option, value in options.items():
+            if option not in self.choices:
+                raise one_of(f"option of system {self.name}", option, self.choices)
+            if value not in self.choices[option]:
+                raise one_of(f"{option} of system {self.name}", value, self.choices[option])
+        chosen = replace(self.options, **options)
+        if chosen.attention == "ulysses" and options.get("tensor", "1") != "1":
+            raise InputError(f"tensor={options['tensor']}: attention=ulysses cuts no weights, tensor must be 1")
+        name = "+".join([self.name, *(f"{key}={value}" for key, value in options.items())])
+        return MegatronJob(name, self.title, self.source, self.version, chosen)
+
+    def spread(self, layout: JobLayout) -> Spread | str:
+        """How many ranks share what; or why the numbers do not go, naming keys and numbers."""
+        tensor, ranks = self._degrees(layout)
+        if ranks % tensor:
+            return f"{self.name}: {ranks} expert-parallel ranks are not a multiple of tensor = {tensor}"
+        if layout.world % (ranks * layout.stages):
+            return f"world = {layout.world} is not a multiple of {ranks} ranks of a layer x stages = {layout.stages}"
+        sharing = ranks if self.options.attention == "ulysses" else tensor
+        replicas, groups = layout.world // (ranks * layout.stages), ranks // sharing
+        together = replicas * groups * layout.micro_batch
+        if layout.global_batch % together:
+            parts = f"replicas = {replicas * groups} x micro_batch = {layout.micro_batch}"
+            return f"global_batch = {layout.global_batch} is not a multiple of {parts}"
+        return Spread(ranks, replicas, sharing, layout.global_batch // together)
+
+    def supports(self, model: DecoderModel, layout: JobLayout) -> str | None:
+        """None, or why not, naming keys and numbers."""
+        spread = self.spread(layout)
+        if isinstance(spread, str):
+            return spread
+        setting, reason = self._setting(layout), stage.problem(model)
+        if reason is None and model.vocabulary % setting.tensor_parallel:
+            reason = f"vocabulary = {model.vocabulary} is not divisible by tensor = {setting.tensor_parallel}"
+        batch = spread.sequences(layout.micro_batch)
+        return reason or decoder.problem(model.shape, spread.ranks, model.sequence, batch, setting)
+
+    def stage(
+        self, model: DecoderModel, layout: JobLayout, place: StagePlace, training: Training = ADAM
+    ) -> JobStage:
+        """What this rank runs of a stage."""
+        spread = self.spread(layout)
+        if isinstance(spread, str):
+            raise InputError(spread)
+        batch = spread.sequences(layout.micro_batch)
+        return MegatronStage(model, batch, spread.microbatches, place, self._setting(layout), training)
+
+    def reads(self, model: DecoderModel, layout: JobLayout, shares: Sequence[float], index: int) -> Answer:
+        """What a rank reads: rows of its experts, of tokens that every rank routes alike."""
+        spread = self.spread(layout)
+        assert isinstance(spread, Spread)
+        tensor, ranks = self._degrees(layout)
+        width = tensor if self.version == "0.10" else 1
+        local = len(shares) * width // ranks
+        own = slice(index // width * local, (index // width + 1) * local)
+        routes = model.sequence * layout.micro_batch // spread.sharing * model.shape.top_k
+        sent = counts_of(shares, routes)
+        answers = {
+            "expert_counts": sent,
+            "received_counts": sent[own] * ranks,
+            "received_kept_by_expert": [count * ranks for count in sent[own]],
+        }
+
+        def answer(quantity: str, values: Tensor) -> list[int]:
+            if quantity not in answers:
+                raise UnansweredRead(f"the program reads {quantity}; shares of the routes answer {', '.join(answers)}")
+            return answers[quantity]
+
+        return answer
+
+    def _degrees(self, layout: JobLayout) -> tuple[int, int]:
+        """Tensor-parallel ranks, and ranks that share a layer."""
+        told, node = self.options, layout.node_ranks
+        tensor = node if told.tensor == NODE else min(int(told.tensor), node)
+        tensor = 1 if told.attention == "ulysses" else tensor
+        if self.version == "0.10":
+            return tensor, tensor * (max(node // tensor, 1) if told.expert == NODE else int(told.expert))
+        return tensor, node if told.expert == NODE else int(told.expert)
+
+    def _setting(self, layout: JobLayout) -> DecoderSetting:
+        tensor, told = self._degrees(layout)[0], self.options
+        return DecoderSetting(self.version, tensor, told.dispatcher, told.attention)
+
+
+MEGATRON_0_10 = MegatronJob(
+    "megatron_0.10",
+    "Megatron-LM (core 0.10, October 2024)",
+    "NVIDIA/Megatron-LM at f1f03922 (28 October 2024); read in core 0.9.0, the release before it",
+    "0.10",
+    Options(),
+)
+MEGATRON_MODERN = MegatronJob(
+    "megatron_modern",
+    "Megatron-LM (core 0.16)",
+    "NVIDIA/Megatron-LM, core 0.16.1",
+    "modern",
+    Options(),
+)
