@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from moebench import kinds
 from moebench.case import Case
 from moebench.environment import usable_cores
 from moebench.plan_gates import ENGINE as COUNT
@@ -14,7 +15,6 @@ from moebench.results.rows import Row
 from moebench.run import Plan
 
 BUDGET_S = 6.0
-COUNTING_S = 0.5  # of a routing rule: its short training is most of it
 PROCESS_START_S = 4.0  # of a measuring process: torch's import and the warm-up
 
 
@@ -43,7 +43,7 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
         memory, step_s, status = tried.get(key, (None, None, ""))
         time_s: float | None = None
         if case.engine == COUNT:
-            time_s, status = _counted(case)
+            time_s, status = kinds.of(case.workload.kind, "counting")(case)
         elif case.engine != "sim":
             time_s = None if step_s is None else _measuring_s(step_s, case)
         else:
@@ -51,17 +51,6 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
             traced.add(key)
         found.append(Estimate(case, time_s, memory, status))
     return found
-
-
-def _counted(case: Case) -> tuple[float, str]:
-    """Time and status of a rule: what it does is counted once, by the definition that all systems are held to."""
-    from moebench.correctness import rule_refusal
-    from moebench.systems.registry import reference
-
-    refused = rule_refusal(case)
-    if refused is not None:
-        return 0.0, refused.status
-    return (COUNTING_S if case.system == reference().name else 0.0), ""
 
 
 def _pilot(ready: Plan, budget_s: float) -> tuple[dict, float, float]:

@@ -26,8 +26,10 @@ class Kind:
         step: `(case, device, group) -> Step` on real tensors; raises CannotRun or Skipped.
         simulate: `(case, topology, values) -> rows`, of a kind whose programs are not run together: what `sim` does in
             place of one replay. Its rows are finished, and it has no `finish`.
+        counted: `(case, hardware) -> rows`: of a case that no clock times, what it does on seeded numbers.
+        counting: `(case) -> (seconds, status)`: how long that takes about, and the status, where it is known before.
         finish: `(case, topology, rows of an engine) -> rows`: what means something, and what follows from it.
-            A kind that no clock times has neither this nor the three before it.
+            A kind that no clock times has neither this nor programs, refusal and step.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
         view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
         explain: `(case, topology, width, tell) -> lines`: what a case's system planned, if it plans; `tell` hears of
@@ -46,6 +48,8 @@ class Kind:
     refusal: str = ""
     step: str = ""
     simulate: str = ""
+    counted: str = ""
+    counting: str = ""
     finish: str = ""
     explain: str = ""
     plans_by_machine: bool = False
@@ -94,6 +98,8 @@ KINDS = {
         names="plan_gates:names",
         check_key="plan_gates:check_key",
         check="correctness:check_rules",
+        counted="gates.engine:rows_of_rule",
+        counting="gates.engine:expected",
         obtain="claims.gate_query:obtain",
         view="report.gate_view:experiment_view",
     ),
@@ -122,6 +128,20 @@ KINDS = {
         simulate="job_rows:simulated",
         obtain="claims.job_query:obtain",
         view="report.job_view:experiment_view",
+    ),
+    "part": Kind(
+        cases="plan_parts:cases",
+        names="plan_parts:names",
+        check_key="plan_parts:check_key",
+        check="check_parts:check",
+        programs="trace.part:programs_of",
+        refusal="plan_parts:refusal",
+        step="local.part_step:part_step",
+        counted="part_study:rows_of",
+        counting="part_study:expected",
+        finish="part_rows:finish",
+        obtain="claims.part_query:obtain",
+        view="report.part_view:experiment_view",
     ),
 }
 

@@ -28,6 +28,7 @@ class Collective:
             reduce_scatter: bytes that each rank ends with. all_reduce, broadcast, reduce: bytes of the whole buffer.
             None where uneven.
         send_bytes, receive_bytes: uneven all-to-all only, one entry a peer.
+        tiles: as of an operator.
     """
 
     algorithm: str
@@ -36,6 +37,7 @@ class Collective:
     bytes_per_peer: int | None
     send_bytes: tuple[int, ...] = ()
     receive_bytes: tuple[int, ...] = ()
+    tiles: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Op:
         waits_on: indices of collectives that must have ended before this op, and later ones on its stream, start; of a
             host read, the copies that the host waits for, where it does not wait for the whole compute stream.
         launches: kernels that the device runs one after another for it.
+        tiles: it is one of so many equal parts of one kernel, which takes that share of the time that the whole kernel
+            takes, start included; `products` are then those of the whole kernel.
     """
 
     index: int
@@ -70,6 +74,7 @@ class Op:
     collective: Collective | None = None
     waits_on: tuple[int, ...] = ()
     launches: int = 1
+    tiles: int = 1
 
     @property
     def bytes(self) -> int:

@@ -234,8 +234,56 @@ class JobExperiment(Experiment):
     kind: str = "job"
 
 
+@dataclass(frozen=True)
+class PartGrid:
+    """One part of an experiment: every combination of what is listed.
+
+    Attributes:
+        systems: ways to do it, with options.
+        models: names of decoders, where the part has the sizes of one.
+        sizes: name -> sizes; those that are missing, the reading says.
+    """
+
+    part: str
+    systems: tuple[str, ...]
+    models: tuple[str, ...]
+    sizes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class PartReading:
+    """One way to read what sizes a paper's figure has."""
+
+    name: str
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartExperiment(Experiment):
+    """Parts of a layer or of a step, each by itself on all ranks.
+
+    Attributes:
+        readings: the first is the default, the others are swept as assumptions.
+    """
+
+    parts: tuple[PartGrid, ...]
+    readings: tuple[PartReading, ...]
+    kind: str = "part"
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The ways that it compares."""
+        return tuple(dict.fromkeys(name for grid in self.parts for name in grid.systems))
+
+
 AnyExperiment = (
-    LayerExperiment | KernelExperiment | ExchangeExperiment | GateExperiment | ModelExperiment | JobExperiment
+    LayerExperiment
+    | KernelExperiment
+    | ExchangeExperiment
+    | GateExperiment
+    | ModelExperiment
+    | JobExperiment
+    | PartExperiment
 )
 
 

@@ -19,6 +19,7 @@ from moebench.workloads.job_schema import JobExperimentFile
 from moebench.workloads.kernel import DIRECTIONS, OPERATIONS
 from moebench.workloads.layer import ACTIVATIONS, DTYPES, ROUTINGS
 from moebench.workloads.model import MODEL_DTYPES
+from moebench.workloads.part_schema import PartExperimentFile
 from moebench.workloads.schema import (
     KINDS,
     SIZE,
@@ -327,7 +328,8 @@ ExperimentFile = Annotated[
     | Annotated[ExchangeExperimentFile, Tag("exchange")]
     | Annotated[GateExperimentFile, Tag("gate")]
     | Annotated[ModelExperimentFile, Tag("model")]
-    | Annotated[JobExperimentFile, Tag("job")],
+    | Annotated[JobExperimentFile, Tag("job")]
+    | Annotated[PartExperimentFile, Tag("part")],
     Discriminator(_kind_of),
 ]
 

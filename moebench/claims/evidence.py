@@ -14,7 +14,7 @@ from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
 METRICS = (
-    *(*SUBJECTS, "time_if", "time_if_both", "device_bytes", "flops", "launches"),
+    *(*SUBJECTS, "time_if", "time_if_both", "device_bytes", "link_bytes", "flops", "launches"),
     *("exposed_communication", "alltoall_over_expert_time", "alltoall_share_of_step"),
     *("throughput", "mfu", "exposed_comm", "attention_and_gemm", "other"),
     *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
@@ -58,6 +58,15 @@ class Evidence:
             row
             for row in self.rows
             if row.payload_bytes is not None and row.sample is None and row.detail.get("mark") != CPU_BOUND
+        )
+
+    @cached_property
+    def parts(self) -> tuple[Row, ...]:
+        """Rows of parts, samples and what was slowed down by processors left out."""
+        return tuple(
+            row
+            for row in self.rows
+            if row.part is not None and row.sample is None and row.detail.get("mark") != CPU_BOUND
         )
 
     @cached_property

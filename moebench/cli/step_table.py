@@ -7,7 +7,7 @@ import click
 from moebench.case import Case
 from moebench.cli.tables import chosen, fitting, output_width, table_lines
 from moebench.quantities import a
-from moebench.results.rows import CPU_BOUND, SUPPORTED, Row
+from moebench.results.rows import CPU_BOUND, DEVIATION, SUPPORTED, Row
 
 MOST_ROWS = 40
 FASTEST = "*"
@@ -21,6 +21,8 @@ UNITS = {
     "kernel_time": ("us", 1e6),
     "collective_time": ("us", 1e6),
     "iteration_time": ("s", 1.0),
+    "part_time": ("us", 1e6),
+    DEVIATION: ("deviation of", 1.0),
 }
 
 Key = tuple[str, str, str]  # point, engine, regime

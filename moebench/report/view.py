@@ -49,6 +49,8 @@ METRICS = (
     "inside_bytes",
     *("throughput", "mfu", "exposed_comm", "attention_and_gemm", "other", "bubble_time"),
     *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
+    *("link_bytes", "exposed_communication", "loss", "control_deviation"),
+    *("error", "largest_error", "gradient_error", "gradient_largest_error"),
 )
 
 READING = (

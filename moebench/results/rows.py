@@ -16,11 +16,12 @@ KIND_COLUMNS = (
     ("gate", "tokens", "experts", "top_k"),
     ("model", "gate", "batch_size"),
     ("model", "global_batch", "stages"),
+    ("part", "shape"),
 )
-TIMES = ("step_time", "kernel_time", "collective_time", "iteration_time")
-SUPPORTED = "supported"  # 1 where a system keeps a rule
-SUBJECTS = (*TIMES, SUPPORTED)  # the metric that a case is about
-_SUBJECT_OF = ("step_time", "kernel_time", "collective_time", SUPPORTED, "step_time", "iteration_time")
+TIMES = ("step_time", "kernel_time", "collective_time", "iteration_time", "part_time")
+SUPPORTED, DEVIATION = "supported", "deviation"  # 1 where a system keeps a rule; how far numbers are from exact ones
+SUBJECTS = (*TIMES, SUPPORTED, DEVIATION)  # the metric that a case is about
+_SUBJECT_OF = ("step_time", "kernel_time", "collective_time", SUPPORTED, "step_time", "iteration_time", "part_time")
 STATUSES = ("passed", "wrong", "failed", "out-of-memory", "unsupported", "skipped")
 HOT = ("", "hot")  # detail["regime"] of rows that stand for their case: none, or called in a loop
 CPU_BOUND = "cpu-bound"  # detail["mark"] of a summary whose processors set the pace of a network; nothing judges by it
@@ -60,6 +61,7 @@ class Row:
     gate: str | None = None
     batch_size: int | None = None
     input_gradient: bool | None = None
+    part: str | None = None
     op: str | None = None
     shape: str | None = None
     direction: str | None = None
@@ -75,6 +77,12 @@ class Row:
     stages: int | None = None
     chunks: int | None = None
     skew: float | None = None
+    products: int | None = None
+    attention_mb: int | None = None
+    expert_mb: int | None = None
+    sent_percent: int | None = None
+    parameters: int | None = None
+    steps: int | None = None
     low: float | None = None
     high: float | None = None
     sample: int | None = None
@@ -121,7 +129,7 @@ def row_of(case: Case, hardware: str, metric: str, unit: str, value: float | Non
 
 def without_number(case: Case, hardware: str, status: str, reason: str) -> Row:
     """The row of a case that has no value of what it is about."""
-    unit = "1" if case.workload.metric == SUPPORTED else "s"
+    unit = "s" if case.workload.metric in TIMES else "1"
     return row_of(case, hardware, case.workload.metric, unit, None, status=status, reason=reason)
 
 

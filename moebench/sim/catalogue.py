@@ -59,7 +59,7 @@ class Catalogue:
         for program in programs:
             device_of, own_issues = [], []
             for op in program.ops:
-                key = (op.kind, op.dtype, op.flops, op.bytes, op.products, op.launches, op.collective is None)
+                key = (op.kind, op.dtype, op.flops, op.bytes, op.products, op.launches, op.tiles, op.collective is None)
                 place = devices.setdefault(key, len(devices))
                 if place == len(self.ops):
                     self.ops.append(op)

@@ -56,7 +56,7 @@ class OpCosts:
     limits: np.ndarray
 
 
-Issue = tuple[str, int]  # the parameter that prices an operator's issue, and its launches
+Issue = tuple[str, int, int]  # the parameter that prices an operator's issue, its launches, and parts of one kernel
 
 
 def op_costs(ops: Sequence[Op], machine: "Machine") -> OpCosts:
@@ -88,7 +88,7 @@ def _device_costs(ops: Sequence[Op], machine: "Machine") -> tuple[np.ndarray, np
         np.maximum(compute, memory, out=memory)
         limits[indices] = np.where(fixed[:, 0] > memory[:, 0], 3, np.where(compute[:, 0] >= memory[:, 0], 1, 2))
         memory += fixed
-        device[indices] = memory
+        device[indices] = memory / np.array([op.tiles for op in group])[:, None]
     return device * machine.crowding, limits
 
 
@@ -132,16 +132,18 @@ class Machine:
         return np.full(1, float(default))
 
     def device_parts(self, group: Sequence[Op]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute, memory and fixed seconds, [ops, N] each, of operators of one kind and dtype."""
+        """Compute, memory and fixed seconds, [ops, N] each, of operators of one kind and dtype; of parts of a kernel
+        those of the whole one.
+        """
         kind, dtype = group[0].kind, group[0].dtype
-        moved = np.array([op.bytes for op in group], dtype=float)
+        moved = np.array([op.bytes * op.tiles for op in group], dtype=float)
         bandwidth = self.value("gpu.memory.bandwidth")
         if kind == "product":
             work, rate = self._product_work(group, dtype)
             bandwidth = bandwidth * self.value("gpu.product.bandwidth_share")
             fixed = self.value("gpu.product.fixed")
         else:
-            work = np.array([op.flops for op in group], dtype=float)
+            work = np.array([op.flops * op.tiles for op in group], dtype=float)
             rate = self._vector_rate(dtype) if work.any() else np.ones(1)
             moved = moved / self.memory_share(kind, moved)
             bandwidth = bandwidth * self.value(f"gpu.efficiency.{kind}", 1.0)
@@ -155,10 +157,11 @@ class Machine:
     def issue_s(self, issues: Sequence[Issue]) -> np.ndarray:
         """Host seconds to issue operators, [issues, N]."""
         issue = np.empty((len(issues), self.draws))
-        for i, (name, launches) in enumerate(issues):
+        for i, (name, launches, tiles) in enumerate(issues):
             issue[i] = self.value(name) * np.ones(self.draws)
             if launches > 1:  # from inside an operator, by the same driver
                 issue[i] += (launches - 1) * (self.value("host.issue.operator") * np.ones(self.draws))
+            issue[i] /= tiles
         return issue
 
     def compute_share(self, dtype: str) -> np.ndarray:
@@ -182,7 +185,7 @@ class Machine:
         owner = np.repeat(np.arange(len(group)), [len(op.products) for op in group])
         if not products:  # a fused operator that states FLOPs only
             owner = np.arange(len(group))
-        flops = np.array([part.flops for part in products or group], dtype=float)
+        flops = np.array([part.flops for part in products] or [op.flops * op.tiles for op in group], dtype=float)
         rate = self.value(f"gpu.peak.{dtype}") * self.value("gpu.efficiency.product", 1.0)
         curve = self.hardware.curves.get(f"product.{dtype}")
         if curve:
@@ -221,7 +224,7 @@ def tiled_flops(products: Sequence[Product], sms: int) -> np.ndarray:
 
 def issue_of(op: Op) -> Issue:
     """What the host pays for an operator."""
-    return _issue_parameter(op), max(op.launches, 1)
+    return _issue_parameter(op), max(op.launches, 1), op.tiles
 
 
 def has_device_work(op: Op) -> bool:

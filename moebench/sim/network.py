@@ -54,7 +54,12 @@ def collective_timing(
     sharing: int = 1,
     groups: int = 1,
 ) -> Timing:
-    """The time of a collective and of each tier; the fastest of the algorithms that the library may choose."""
+    """The time of a collective and of each tier; the fastest of the algorithms that the library may choose.
+
+    One of several parts of a collective takes that share of the time of the whole, its start included.
+    """
+    if collective.tiles > 1:
+        return _part_of(collective, topology, machine, rows, sharing, groups)
     crowd = _Crowd(len(collective.ranks), sharing, groups)
     timings = [
         _timed(load, crowd, topology, machine, protocol)
@@ -67,6 +72,20 @@ def collective_timing(
         tiers = {t: np.where(faster, other.tiers_s[t], best.tiers_s[t]) for t in TIERS}
         best = Timing(np.where(faster, other.total_s, best.total_s), tiers)
     return best
+
+
+def _part_of(
+    collective: Collective, topology: Topology, machine: Machine, rows: Rows | None, sharing: int, groups: int
+) -> Timing:
+    tiles, each = collective.tiles, collective.bytes_per_peer
+    sides = (collective.send_bytes, collective.receive_bytes)
+    sent, received = (tuple(tiles * size for size in side) for side in sides)
+    whole = Collective(
+        collective.algorithm, collective.group, collective.ranks, None if each is None else tiles * each, sent, received
+    )
+    rows = None if rows is None else [(ranks, [tiles * size for size in row]) for ranks, row in rows]
+    timing = collective_timing(whole, topology, machine, rows, sharing, groups)
+    return Timing(timing.total_s / tiles, {tier: time_s / tiles for tier, time_s in timing.tiers_s.items()})
 
 
 def link_bytes(collective: Collective, topology: Topology, rows: Rows | None = None) -> dict[str, TierUse]:

@@ -13,7 +13,7 @@ from moebench.kernels.cost import Product
 from moebench.program import Collective, Op, Program
 from moebench.workloads.errors import InputError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def programs_to_json(programs: Iterable[Program]) -> str:
@@ -34,11 +34,12 @@ def programs_to_json(programs: Iterable[Program]) -> str:
             op.bytes_read,
             op.bytes_written,
             op.launches,
+            op.tiles,
             [products.setdefault(product, len(products)) for product in op.products],
         ]
 
     def row(op: Op) -> list[Any]:
-        work = (op.flops, op.bytes_read, op.bytes_written, op.launches, op.products)
+        work = (op.flops, op.bytes_read, op.bytes_written, op.launches, op.tiles, op.products)
         key = (op.name, op.kind, op.stream, op.region, op.phase, op.dtype, op.shapes, work)
         entries = known.get(key)
         if entries is None:
@@ -89,7 +90,7 @@ def programs_from_json(text: str) -> tuple[Program, ...]:
 
     def op(row: list[Any]) -> Op:
         index, name, kind, stream, region, phase, dtype, op_shapes, *numbers, op_products, exchange, waits_on = row
-        flops, bytes_read, bytes_written, launches = numbers
+        flops, bytes_read, bytes_written, launches, tiles = numbers
         return Op(
             index=index,
             name=words[name],
@@ -106,6 +107,7 @@ def programs_from_json(text: str) -> tuple[Program, ...]:
             collective=None if exchange is None else collectives[exchange],
             waits_on=tuple(waits_on),
             launches=launches,
+            tiles=tiles,
         )
 
     return tuple(
@@ -141,9 +143,10 @@ def _collective_to_plain(collective: Collective) -> list[Any]:
         collective.bytes_per_peer,
         collective.send_bytes,
         collective.receive_bytes,
+        collective.tiles,
     ]
 
 
 def _collective_from_plain(values: list[Any]) -> Collective:
-    algorithm, group, ranks, per_peer, send, receive = values
-    return Collective(algorithm, group, _ranks_from_plain(ranks), per_peer, tuple(send), tuple(receive))
+    algorithm, group, ranks, per_peer, send, receive, tiles = values
+    return Collective(algorithm, group, _ranks_from_plain(ranks), per_peer, tuple(send), tuple(receive), tiles)

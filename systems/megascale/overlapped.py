@@ -10,7 +10,7 @@ results are the plain form's. A finer cut is nearer to a fused kernel, and costs
     multiply_and_reduce   grouped product + gather + reduce-scatter
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from moebench.kernels.activation import activate
 from moebench.kernels.collectives.group import Group
-from moebench.kernels.collectives.start_wait import all_gather, start_all_gather, start_all_to_all, start_reduce_scatter
+from moebench.kernels.collectives.start_wait import start_all_gather, start_all_to_all, start_reduce_scatter
 from moebench.kernels.host import read_ints
 from moebench.kernels.permute import permute, unpermute, weights_of_rows
 from moebench.kernels.region import region
@@ -72,14 +72,20 @@ class Part:
 
     Attributes:
         rows: where its routes are; weights_N: of its rows.
-        h1_NF, h3_NF: the first products; shared_WD: the shared expert's part of this rank, [W / chunks, D].
+        h_NF: the first products, that of the gate too where there is one; shared_WD: the shared expert's part of this
+            rank, [W / chunks, D].
     """
 
     rows: Rows
     weights_N: Tensor
-    h1_NF: Tensor
-    h3_NF: Tensor
+    h_NF: Sequence[Tensor]
     shared_WD: Tensor | None
+
+    def activated(self) -> Tensor:
+        """What the last product takes, times the rows' weights."""
+        with region("experts"):
+            h1_NF, h3_NF = self.h_NF
+            return activate(h1_NF, "swiglu", h3_NF, self.weights_N)
 
 
 def gather_and_multiply(
@@ -92,15 +98,16 @@ def gather_and_multiply(
         first: number of this rank's first expert.
     """
     local = len(weights["w1_EDF"])
-    with region("exchange"):
+    with region("exchange"):  # the routes first, which are few: rows are put in order while the tokens travel
+        small = start_all_gather(routes.experts_TK, group), start_all_gather(routes.weights_TK, group)
         flying = [start_all_gather(piece, group) for piece in h_TD.chunk(chunks)]
-        experts_WK, weights_WK = all_gather(routes.experts_TK, group), all_gather(routes.weights_TK, group)
+        experts_WK, weights_WK = (one.wait() for one in small)
     with region("dispatch"):
         rows = [rows_of(one, first, local) for one in cut(experts_WK, group.size, chunks)]
         counts = _counts(rows, experts_WK.numel() // chunks, group)
         row_weights = cut(weights_WK, group.size, chunks)
     with region("experts"):  # made after the starts, so that their gradients run beside the last chunk's way back
-        first_weight, third_weight = ChunkedWeight(weights["w1_EDF"]), ChunkedWeight(weights["w3_EDF"])
+        products = [ChunkedWeight(weights[name]) for name in ("w1_EDF", "w3_EDF") if name in weights]
     parts = []
     for one, place, count, weights_part in zip(flying, rows, counts, row_weights, strict=True):
         with region("exchange"):
@@ -109,27 +116,36 @@ def gather_and_multiply(
             x_ND = permute(h_WD, place.rows_WK, count, zero_unused=False)
             weights_N = weights_of_rows(weights_part, place.rows_WK, count)
         with region("experts"):
-            h1_NF, h3_NF = (weight.multiply(x_ND, place.ends_L) for weight in (first_weight, third_weight))
-        parts.append(Part(place, weights_N, h1_NF, h3_NF, run_shared(h_WD, weights)))
+            h_NF = [weight.multiply(x_ND, place.ends_L) for weight in products]
+        parts.append(Part(place, weights_N, h_NF, run_shared(h_WD, weights)))
     return parts
 
 
 def multiply_and_reduce(parts: Sequence[Part], weights: nn.ParameterDict, group: Group) -> Tensor:
     """The sums of this rank's tokens [T, D]: a chunk travels while the next is multiplied."""
+    return reduce_products(
+        ((part.activated(), part.rows, part.shared_WD) for part in parts), weights["w2_EFD"], group
+    )
+
+
+def reduce_products(
+    chunks: Iterable[tuple[Tensor, Rows, Tensor | None]], weight_LFD: Tensor, group: Group
+) -> Tensor:
+    """As `multiply_and_reduce`, of rows a_NF that are activated, where they belong, and what is added to each token."""
     flying = []
     with region("experts"):
-        second_weight = ChunkedWeight(weights["w2_EFD"])
-    for part in parts:
+        weight = ChunkedWeight(weight_LFD)
+    for a_NF, rows, shared_WD in chunks:
         with region("experts"):
-            a_NF = activate(part.h1_NF, "swiglu", part.h3_NF, part.weights_N)
-            y_ND = second_weight.multiply(a_NF, part.rows.ends_L)
+            y_ND = weight.multiply(a_NF, rows.ends_L)
         with region("combine"):
-            y_WD = unpermute(y_ND, part.rows.rows_WK)
-            y_WD = y_WD if part.shared_WD is None else y_WD + part.shared_WD
+            y_WD = unpermute(y_ND, rows.rows_WK)
+            y_WD = y_WD if shared_WD is None else y_WD + shared_WD
         with region("exchange"):
             flying.append(start_reduce_scatter(y_WD, group))
     with region("exchange"):
-        return torch.cat([one.wait() for one in flying])
+        found = [one.wait() for one in flying]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def cut(x_WK: Tensor, ranks: int, chunks: int) -> list[Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
-from moebench.kernels.collectives.start_wait import start_all_gather, start_reduce_scatter
+from moebench.kernels.collectives.start_wait import Pending, start_all_gather, start_reduce_scatter
 
 PHASES = 4
 
@@ -46,6 +46,38 @@ def sum_over_nodes(buffer_P: Tensor, group: Group, chunks: int = 4) -> Tensor:
             if found is not None:
                 done.append(found)
     return torch.cat(done)
+
+
+def sync_step(
+    attention_P: Tensor, experts_Q: Tensor, group: Group, is_cut: bool, chunks: int = 4
+) -> tuple[list[Tensor], Tensor]:
+    """A step's sums of both kinds of weights, on every rank that holds them: inside nodes beside what travels between.
+
+    Between nodes go the experts', attention's to and fro, and the experts' back; so attention's phases inside a node
+    have the experts' to hide behind, before and after.
+
+    Args:
+        attention_P: of this rank; a multiple of chunks x ranks. experts_Q: a multiple of the nodes.
+        is_cut: whether each rank of a node has another part of attention's, which then is summed along the rail alone.
+
+    Returns:
+        The sums of attention's chunks, and the experts'.
+    """
+    node, rail = group.nodes.node, group.nodes.rail
+    experts = start_reduce_scatter(experts_Q, rail)
+    inside = [part if is_cut else start_reduce_scatter(part, node) for part in attention_P.chunk(chunks)]
+    outside = [start_reduce_scatter(_done(one), rail) for one in inside]
+    shard = experts.wait()
+    gathered = [start_all_gather(one.wait(), rail) for one in outside]
+    experts = start_all_gather(shard, rail)
+    sums = [one.wait() for one in gathered]
+    if not is_cut:
+        sums = [one.wait() for one in [start_all_gather(part, node) for part in sums]]
+    return sums, experts.wait()
+
+
+def _done(one: Tensor | Pending) -> Tensor:
+    return one if isinstance(one, Tensor) else one.wait()
 
 
 def _phases(x: Tensor, group: Group) -> Iterator[Tensor | None]:

@@ -13,6 +13,7 @@ from moebench.workloads.kernel import KernelWorkload
 from moebench.workloads.layer import GateSpec, LayerWorkload
 from moebench.workloads.load_decoder import load_decoder
 from moebench.workloads.model import ModelWorkload, shape_of
+from moebench.workloads.part import workload_of
 from moebench.workloads.schema import KINDS as FILE_KINDS
 
 WORKLOADS = {
@@ -22,7 +23,9 @@ WORKLOADS = {
     "gate": GateWorkload(GateSpec("switch"), 8, 2),
     "model": ModelWorkload("gpt2-s-moe", shape_of("gpt2-s-moe", GateSpec("switch"), 1, 2)),
     "job": JobWorkload("internal-352b", load_decoder("internal-352b"), 15, 720),
+    "part": workload_of("dispatch", {"tokens": 8, "d_model": 4, "top_k": 1}),
 }
+OF_SOME = ("explain", "simulate", "counted", "counting")  # functions that not every kind needs
 
 
 UNTIMED = ("gate",)
@@ -34,7 +37,7 @@ FUNCTIONS = [field for field in fields(kinds.Kind) if field.type is str]
 @pytest.mark.parametrize("field", FUNCTIONS, ids=lambda field: field.name)
 def test_every_name_of_the_table_is_a_function(kind, field):
     """A misspelt module or function would be found by the first user of that kind."""
-    may_lack = kind in UNTIMED or field.name in ("explain", "simulate")
+    may_lack = kind in UNTIMED or field.name in OF_SOME
     may_lack = may_lack or (kind in COMPOSED and field.name in ("step", "finish"))
     if may_lack and getattr(kinds.KINDS[kind], field.name) == "":
         assert field.default == ""

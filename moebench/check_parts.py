@@ -1,0 +1,76 @@
+"""Correct before fast, for parts: no number of one before all ranks get what its definition says.
+
+Tried on 4 real gloo ranks as 2x2, small, twice from the same call: in float64 where the dtype doesn't matter, else in
+the part's own, within the error that is stated of it. A part that is studied is held to what it studies. What came out
+is remembered with a hash of the code.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from moebench.case import Case
+from moebench.correctness import RANKS, RANKS_PER_NODE, TIMEOUT_S, Status, code_hash, on_ranks, remembered
+from moebench.kernels.collectives.group import Group
+from moebench.plan_parts import of_part
+from moebench.systems.part_interface import Setting
+from moebench.systems.part_registry import make
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.models.decoder import DecoderShape
+from moebench.workloads.part import PARTS, PartWorkload
+
+TIMEOUT_MORE_S = 5.0
+SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3)
+SIZES = {"tokens": 32, "d_model": 24, "top_k": 3, "products": 2, "attention_mb": 0, "expert_mb": 0, "parameters": 3001}
+SUMMED_MB = {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1}  # ten kilobytes
+TILE = 2
+OWN_DTYPE = ("gradient-sum", "row-sum")  # whose point is how they round
+TRIED_BY = {"gradient-error": "gradient-sum", "training": "gradient-sum", "row-error": "row-sum"}
+TARGET = f"{__name__}:run_rank"
+
+
+def check(cases: Sequence[Case]) -> Iterator[Status]:
+    """Whether the part of each case computes what it should, in their order; one start for all not remembered."""
+    yield from remembered(cases, _key, _tried)
+
+
+def _tried(cases: Sequence[Case]) -> list[Status]:
+    return on_ranks(TARGET, [trial(case) for case in cases], TIMEOUT_S, TIMEOUT_MORE_S)
+
+
+def trial(case: Case) -> tuple[str, str, int]:
+    """Part, system, and how many products, which is what the check tries of a case."""
+    workload = of_part(case)
+    part = TRIED_BY.get(workload.part, workload.part)
+    return part, case.system, dict(workload.sizes).get("products", SIZES["products"])
+
+
+def run_rank(group: Group, trials: Sequence[tuple[str, str, int]]) -> list[str | None]:
+    """What is wrong with each on this rank, or None."""
+    return [_problem(group, *one) for one in trials]
+
+
+def _problem(group: Group, part: str, system: str, products: int) -> str | None:
+    known = PARTS[part]
+    sizes = {**SIZES, **SUMMED_MB, "products": products}
+    workload = PartWorkload(part, tuple((name, sizes[name]) for name in known.sizes), dtype=known.dtype)
+    dtype = torch_dtype(known.dtype) if part in OWN_DTYPE else torch.float64
+    shape = SHAPE if known.of_model else None
+    first = None
+    for run in (1, 2):  # both on every rank, whatever one of them sees: the others wait for it
+        if run == 1 or part == "gradient-sum":  # whose buffer is the sum's after a run
+            call = make(Setting(workload, system, group, torch.device("cpu"), dtype, shape, TILE))
+        problem = call.wrong(call.run())
+        if problem is not None and first is None:
+            first = f"{part} by {system}, run {run} on {group.size} ranks, rank {group.index}: {problem}"
+    return first
+
+
+def _key(case: Case) -> str:
+    here = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    parts = [*trial(case), RANKS, RANKS_PER_NODE, here, code_hash(), torch.__version__, sys.version]
+    return hashlib.sha256(json.dumps(["part", *parts]).encode()).hexdigest()[:32]

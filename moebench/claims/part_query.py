@@ -1,0 +1,184 @@
+"""Our value of a claim about parts: a time, a share of the bytes, a gap of losses, or the k at which two ways meet.
+
+What the paper leaves open of a part's sizes is an assumption, a reading each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from moebench.claims.evidence import Evidence
+from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number
+from moebench.claims.reported import UNITS, Claim
+from moebench.claims.scope import CantAnswer, experiment_of, is_size, named
+from moebench.plan_gates import ENGINE as COUNT
+from moebench.plan_parts import workloads
+from moebench.results.rows import DEVIATION, Row
+from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload
+from moebench.workloads.suite import PartExperiment, PartReading, Suite
+
+TIMES = ("collective_time", "operator_time", "sync_time")
+CROSSOVER, BYTES, GAP = "crossover_top_k", "bytes_reduction", "max_loss_gap"
+TRAINING, DISPATCH = "training", "dispatch"
+# Key of a scope -> the size of a part that it speaks of.
+_SIZES = {"top_k": "top_k", "hidden": "d_model", "tokens": "tokens", "attention_mb": "attention_mb"}
+_KEYS = (*_SIZES, "gpus", "nodes", "gpus_per_node", "dp", "model", "operator", "scope")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One case without its system."""
+
+    part: str
+    shape: str
+    topology: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is assumed of a part's sizes."""
+
+    name: str
+    is_default: bool
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The choice as text."""
+        return {"reading": self.name}
+
+
+Table = Mapping[tuple[Point, str], Row]
+Planned = list[tuple[Point, PartWorkload | StudyWorkload]]
+
+
+def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
+    """Our value of a claim under each reading.
+
+    Raises:
+        CantAnswer: and what it would need.
+    """
+    experiment = experiment_of(claim, suite)
+    if not isinstance(experiment, PartExperiment):
+        raise CantAnswer(f"experiment {experiment.name} is not about parts")
+    if claim.metric not in (*TIMES, CROSSOVER, BYTES, GAP):
+        raise CantAnswer(f"no query for the metric {claim.metric} yet")
+    distinct: dict[tuple[Point, ...], tuple[Reading, Planned]] = {}  # readings that come to the same points count once
+    for place, one in enumerate(experiment.readings):
+        planned = points_of(claim, experiment, one)
+        distinct.setdefault(tuple(point for point, _ in planned), (Reading(one.name, place == 0), planned))
+    engine, rows = _rows(claim, evidence, experiment)
+    found = []
+    for reading, planned in distinct.values():
+        try:
+            found.append(_condition(claim, reading, planned, rows))
+        except CantAnswer:
+            if reading.is_default:
+                raise
+    points = len(next(iter(distinct.values()))[1])
+    return Obtained(engine, tuple(found), len(distinct), points, detail=_detail(claim, rows))
+
+
+def points_of(claim: Claim, experiment: PartExperiment, reading: PartReading) -> Planned:
+    """The cases of an experiment that are in a claim's scope; the number of tokens that a scope infers is none of it.
+
+    Raises:
+        CantAnswer: the scope names what the experiment doesn't have.
+    """
+    for key in claim.scope:
+        if key not in _KEYS:
+            raise CantAnswer(f"no experiment here is organised by {key} ({key}={claim.scope[key]})")
+    places = [name for name in experiment.topologies if _is_place(claim, name)]
+    found = []
+    for grid in experiment.parts:
+        if not named(claim, "operator", (grid.part,)) or (grid.part == TRAINING) != (claim.metric == GAP):
+            continue
+        if PARTS[grid.part].is_studied and grid.part != TRAINING:
+            continue
+        if not any(name == claim.system for name in grid.systems) and claim.metric != CROSSOVER:
+            continue
+        for workload in workloads(grid, reading):
+            if _is_meant(claim, workload):
+                found += [(Point(workload.part, workload.shape, name), workload) for name in places]
+    if not found:
+        raise CantAnswer(f"experiment {experiment.name} has no case of the claim's scope")
+    return found
+
+
+def _is_place(claim: Claim, topology: str) -> bool:
+    size = topology.partition("-")[0]
+    return is_size(claim, size) and named(claim, "dp", (size.partition("x")[0],))
+
+
+def _is_meant(claim: Claim, workload: PartWorkload | StudyWorkload) -> bool:
+    """Whether a workload has the sizes of a scope; tokens are the reading's affair."""
+    sizes = dict(workload.sizes)
+    if not named(claim, "model", (workload.model,)):
+        return False
+    return all(
+        size == "tokens" or size not in sizes or named(claim, key, (sizes[size],)) for key, size in _SIZES.items()
+    )
+
+
+def _rows(claim: Claim, evidence: Evidence, experiment: PartExperiment) -> tuple[str, Table]:
+    """Rows of the engine that has most, of the metric that the claim is made of."""
+    metric = {BYTES: "link_bytes", GAP: DEVIATION}.get(claim.metric, "part_time")
+    by_engine: dict[str, dict[tuple[Point, str], Row]] = {engine: {} for engine in (*ENGINES, COUNT)}
+    for row in evidence.parts:
+        if row.experiment != experiment.name or row.metric != metric or (row.value == 0.0 and metric == "link_bytes"):
+            continue
+        by_engine[row.engine].setdefault((Point(row.part or "", row.shape or "", row.topology), row.system), row)
+    engine = max(by_engine, key=lambda name: len(by_engine[name]))
+    if not by_engine[engine]:
+        raise CantAnswer("no results yet of this experiment")
+    return engine, by_engine[engine]
+
+
+def _condition(claim: Claim, reading: Reading, planned: Planned, rows: Table) -> Condition:
+    topologies = tuple(dict.fromkeys(point.topology for point, _ in planned))
+    if claim.metric == CROSSOVER:
+        values, used = _crossover(planned, rows)
+    elif claim.metric == BYTES:
+        pairs = [(_row(rows, p, claim.system), _row(rows, p, claim.baseline)) for p, _ in planned]
+        shares = {1 - (ours.value or 0.0) / (theirs.value or np.nan) for ours, theirs in pairs}
+        values, used = np.array([min(shares)]), [row for pair in pairs for row in pair]
+    else:
+        used = [_row(rows, point, claim.system) for point, _ in planned]
+        draws = max(len(row.draws) for row in used) or 1
+        each = np.array([drawn(row, draws) for row in used]) / UNITS[claim.unit][1]
+        if len({tuple(one) for one in np.round(each, 12)}) > 1:
+            raise CantAnswer(f"its scope holds {len(used)} cases of different times, and the claim is about one")
+        values = each[0]
+    cases = tuple(dict.fromkeys(row.case for row in used))
+    missing = np.where(np.isnan(values), "system out of memory", "").astype(object)
+    return Condition(reading, values, missing, topologies, cases=cases)
+
+
+def _row(rows: Table, point: Point, system: str) -> Row:
+    row = rows.get((point, system))
+    if row is None:
+        raise CantAnswer(f"needs {system} at {point.shape} on {point.topology}, not part of this run")
+    reason = no_number(row, may_lack=False)
+    if reason:
+        raise CantAnswer(reason)
+    return row
+
+
+def _crossover(planned: Planned, rows: Table) -> tuple[np.ndarray, list[Row]]:
+    """By draw, the largest k for which two all-to-alls take no longer than all-gather and reduce-scatter; 0: none."""
+    ordered = sorted(planned, key=lambda one: dict(one[1].sizes)["top_k"])
+    tops = np.array([dict(workload.sizes)["top_k"] for _, workload in ordered])
+    names = ("all-to-all", "all-gather", "reduce-scatter")
+    used = [[_row(rows, point, name) for name in names] for point, _ in ordered]
+    draws = max(len(row.draws) for own in used for row in own) or 1
+    times = np.array([[drawn(row, draws) for row in own] for own in used])  # [k, systems, draws]
+    is_better = 2 * times[:, 0] <= times[:, 1] + times[:, 2]
+    return np.where(is_better, tops[:, None], 0).max(axis=0).astype(float), [row for own in used for row in own]
+
+
+def _detail(claim: Claim, rows: Table) -> str:
+    """What a reader must know of the model that was trained here."""
+    if claim.metric != GAP:
+        return ""
+    said = next((row.detail for row in rows.values() if "trained" in row.detail), {})
+    return f"{said.get('trained', '')}; the paper trains {claim.scope.get('scope', 'another')}" if said else ""

@@ -1,0 +1,186 @@
+"""Planning an experiment of parts: parts x sizes x places x systems, under each reading of what a paper leaves open."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import product
+
+from moebench.case import Case
+from moebench.plan import Context, Place, engine_of, wanted
+from moebench.plan_gates import ENGINE as COUNT
+from moebench.workloads.errors import InputError
+from moebench.workloads.machine import Topology
+from moebench.workloads.models.decoder import DecoderShape
+from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload, workload_of
+from moebench.workloads.suite import PartExperiment, PartGrid, PartReading
+
+ONE_RANK = "1x1"
+CPU_BYTES, CPU_FLOPS = 64 * 2**20, 2e10  # of a rank; ranks of this machine share its cores and memory
+
+
+def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[object]]:
+    """What filters may name of an experiment.
+
+    Raises:
+        InputError: a system that its part doesn't have.
+    """
+    from moebench.systems.part_interface import check_system
+
+    for grid in experiment.parts:
+        for name in grid.systems:
+            try:
+                check_system(grid.part, name)
+            except InputError as error:
+                raise InputError(f"{source}: experiment {experiment.name}: {error}") from None
+    known = [name for grid in experiment.parts for name in PARTS[grid.part].systems]
+    return {
+        "dtype": [PARTS[grid.part].dtype for grid in experiment.parts],
+        "system": list(dict.fromkeys([*known, *experiment.systems])),
+    }
+
+
+def cases(experiment: PartExperiment, context: Context) -> Iterator[Case]:
+    """The cases of an experiment, reading by reading; a quick look has the first one, and studies nothing.
+
+    None where a filter asks for a gate or a batch size, or for the engine of one process.
+    """
+    filters = context.filters
+    if filters.gates or filters.batch_sizes or context.engine == "local":
+        return
+    readings = experiment.readings[: 1 if filters.quick else None]
+    for reading, place, grid in product(readings, context.places(experiment), experiment.parts):
+        is_studied = PARTS[grid.part].is_studied
+        if is_studied and place.topology in {p.topology for p in context.places(experiment)[1:]}:
+            continue  # no machine matters
+        if place.size == ONE_RANK or not wanted(filters.dtypes, PARTS[grid.part].dtype):
+            continue
+        if is_studied and (filters.quick or context.engine == "cluster"):
+            continue
+        topology = context.machines(place.topology)  # a run that is resumed knows those of its cases alone
+        engine = COUNT if is_studied else engine_of(topology, context.engine)
+        for workload in workloads(grid, reading, context.suite.seed):
+            for system in _systems(grid, filters.systems):
+                yield _case(experiment, context, reading, place, topology, engine, workload, system)
+
+
+def workloads(
+    grid: PartGrid, reading: PartReading, seed: int = 0
+) -> Iterator[PartWorkload | StudyWorkload]:
+    """Every combination of a grid's models and sizes; what it leaves open, the reading says."""
+    named = {name: size for name, size in reading.sizes.items() if name in PARTS[grid.part].sizes}
+    for model in grid.models or ("",):
+        for sizes in product(*grid.sizes.values()):
+            yield workload_of(grid.part, named | dict(zip(grid.sizes, sizes)), model, seed)
+
+
+def _case(
+    experiment: PartExperiment,
+    context: Context,
+    reading: PartReading,
+    place: Place,
+    topology: Topology,
+    engine: str,
+    workload: PartWorkload | StudyWorkload,
+    system: str,
+) -> Case:
+    return Case(
+        suite=context.suite.name,
+        experiment=experiment.name,
+        system=system,
+        workload=workload,
+        topology=topology.name,
+        size=place.size,
+        engine=engine,
+        assumptions={"reading": reading.name},
+        is_default=reading is experiment.readings[0],
+        overrides=dict(context.filters.overrides),
+    )
+
+
+def _systems(grid: PartGrid, asked: Sequence[str]) -> list[str]:
+    """A grid's own, or those that the filter names: by name those that the grid has of it, with options that one."""
+    if not asked:
+        return list(grid.systems)
+    found = []
+    for name in asked:
+        own = [one for one in grid.systems if name in (one, one.partition("+")[0])]
+        found += own or [name] * (name.partition("+")[0] in PARTS[grid.part].systems)
+    return list(dict.fromkeys(found))
+
+
+def check_key(case: Case) -> tuple[Hashable, ...]:
+    """Cases of one key are right or wrong together: the check tries a small one."""
+    workload = of_part(case)
+    return workload.part, case.system, dict(workload.sizes).get("products")
+
+
+def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
+    """Why real ranks don't run a case: it has no meaning, or is too large for ranks on CPUs."""
+    from moebench.systems.part_interface import TILE_ROWS, parsed
+    from moebench.systems.part_registry import problem
+
+    workload = part_of(case)
+    if parsed(case.system)[0] == "fused":
+        return "unsupported", "nobody has the fused kernel that it stands for: it is priced, and not run"
+    shape = shape_of(workload)
+    reason = problem(workload, case.system, shape, topology.ranks, topology.gpus_per_node, TILE_ROWS)
+    if reason is not None:
+        return "unsupported", reason
+    if topology.hardware.kind == "cpu":
+        held, flops = _held_bytes(workload, shape, topology.ranks), _flops(workload, shape, topology.ranks)
+        if held > CPU_BYTES or flops > CPU_FLOPS:
+            return "skipped", (
+                f"a rank holds {held / 2**20:,.0f} MiB and computes {flops / 1e9:,.0f} GFLOP; on CPUs the limits are "
+                f"{CPU_BYTES // 2**20} MiB and {CPU_FLOPS / 1e9:.0f} GFLOP"
+            )
+    return None
+
+
+def _held_bytes(workload: PartWorkload, shape: DecoderShape | None, ranks: int) -> float:
+    """Inputs of a rank, about."""
+    sizes = dict(workload.sizes)
+    if "attention_mb" in sizes:
+        return (sizes["attention_mb"] + sizes["expert_mb"]) * 1e6 * sizes["sent_percent"] / 100
+    if "parameters" in sizes:
+        return 4.0 * sizes["parameters"]
+    width = shape.d_model if shape else sizes["d_model"]
+    each = 2.0 * sizes["tokens"] * width
+    if shape is None:
+        return each * max(1, sizes.get("top_k", ranks)) / (ranks if workload.part == "dispatch" else 1)
+    products = sizes.get("products", 1) if "groupedgemm" in workload.part else 0
+    of_experts = 2.0 * products * shape.experts // ranks * width * shape.d_ffn
+    return each + of_experts if products else each + 2.0 * width * (shape.queries + 2 * shape.keys)
+
+
+def _flops(workload: PartWorkload, shape: DecoderShape | None, ranks: int) -> float:
+    """Of the products of a rank."""
+    if shape is None:
+        return 0.0
+    rows = workload.size("tokens") / ranks
+    if workload.part == "qkv+a2a":
+        return 2 * rows * shape.d_model * (shape.queries + 2 * shape.keys)
+    if workload.part == "a2a+outproj":
+        return 2 * rows * shape.d_model * shape.queries
+    products = dict(workload.sizes).get("products", 1)
+    return 2 * rows * shape.top_k * products * shape.d_model * shape.d_ffn
+
+
+def part_of(case: Case) -> PartWorkload:
+    """The part of a case that is timed."""
+    if not isinstance(case.workload, PartWorkload):
+        raise TypeError(f"{case.name} is about a {case.workload.kind} that nobody times")
+    return case.workload
+
+
+def of_part(case: Case) -> PartWorkload | StudyWorkload:
+    """The part of a case that is about one."""
+    if not isinstance(case.workload, PartWorkload | StudyWorkload):
+        raise TypeError(f"{case.name} is about a {case.workload.kind}, not a part")
+    return case.workload
+
+
+def shape_of(workload: PartWorkload) -> DecoderShape | None:
+    """The decoder's sizes, where the part has any."""
+    if not workload.model:
+        return None
+    from moebench.workloads.load_decoder import load_decoder
+
+    return load_decoder(workload.model).shape

@@ -1,0 +1,213 @@
+"""The section of an experiment about parts: times beside what was reported, and every number in a table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from moebench.claims.part_query import TIMES, points_of
+from moebench.claims.reported import UNITS
+from moebench.claims.scope import CantAnswer
+from moebench.claims.scoreboard import Score
+from moebench.claims.words import listed
+from moebench.report.part_figures import lines_figure, rows_figure
+from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
+from moebench.results.rows import DEVIATION
+from moebench.results.store import RunFolder
+from moebench.workloads.part import PARTS
+from moebench.workloads.suite import PartExperiment
+
+MICRO = 1e6
+MOST_TABLE_ROWS = 5_000
+ON_AN_AXIS = {"top_k": "choices a token", "attention_mb": "attention's parameters, MB a GPU"}
+MEASURED = (
+    "Measured: the time from the first rank's going in to the last one's coming out, several calls back to back; of "
+    "ranks on CPUs it is gloo over TCP and says nothing about GPUs."
+)
+# Metrics of a study: heading, and how each is written.
+STUDIED = {
+    DEVIATION: ("deviation", lambda value: f"{value:.2e}"),
+    "error": ("error of sums", lambda value: f"{value:.2e}"),
+    "largest_error": ("largest, of magnitudes", lambda value: f"{value:.2e}"),
+    "gradient_error": ("error of gradients", lambda value: f"{value:.2e}"),
+    "gradient_largest_error": ("largest of gradients", lambda value: f"{value:.2e}"),
+    "loss": ("loss, nats", lambda value: f"{value:.4f}"),
+    "control_deviation": ("of two runs that mean the same", lambda value: f"{value:.2e}"),
+}
+
+
+def experiment_view(
+    folder: RunFolder, experiment: PartExperiment, frame: pd.DataFrame, scores: Sequence[Score]
+) -> dict[str, Any]:
+    """The template's view of one experiment.
+
+    Args:
+        frame: rows of the run.
+    """
+    own = frame[(frame["experiment"] == experiment.name) & frame["sample"].isna()]
+    calls = _calls(own)
+    shown = _with_reported(experiment, _shown(experiment, calls), scores)
+    engines = set(own["engine"].astype(str))
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "question": experiment.question,
+        "layer": _what_is_run(experiment),
+        "answer": _answer(experiment, shown),
+        "figures": _figures(experiment, shown),
+        "tables": _studies(own),
+        "not_published": experiment.not_published,
+        "caveats": [*experiment.caveats, *[MEASURED] * bool(engines & {"local", "cluster"})],
+        "cases": _case_table(calls, own),
+    }
+
+
+def _calls(own: pd.DataFrame) -> pd.DataFrame:
+    """One row a case that is timed, with what it sends and holds as columns."""
+    found = own[own["metric"] == "part_time"].drop_duplicates("case").copy()
+    plain = own[own["detail"].map(lambda detail: not detail).astype(bool)]
+    for metric in ("exposed_communication", "peak_memory"):
+        one = plain[plain["metric"] == metric].drop_duplicates("case").set_index("case")["value"]
+        found[metric] = found["case"].map(one)
+    sent = own[own["metric"] == "link_bytes"].groupby("case", observed=True)["value"].sum()
+    found["sent"] = found["case"].map(sent)
+    for name in ("value", "low", "high"):
+        found[f"{name}_us"] = found[name] * MICRO
+    return found
+
+
+def _shown(experiment: PartExperiment, calls: pd.DataFrame) -> pd.DataFrame:
+    """Those of the default reading on the first node type that ran."""
+    own = calls[calls["is_default"].astype(bool)]
+    if own.empty:
+        return own.assign(panel="", reported=float("nan"))
+    types = [topology.partition("-")[2] for topology in own["topology"].astype(str)]
+    first = next((name for name in experiment.node_types if name in types), types[0])
+    return own[[name == first for name in types]].copy()
+
+
+def _with_reported(experiment: PartExperiment, shown: pd.DataFrame, scores: Sequence[Score]) -> pd.DataFrame:
+    found: dict[tuple[str, str, str, str], float] = {}
+    for score in scores:
+        claim = score.claim
+        if claim.experiment != experiment.name or claim.metric not in TIMES:
+            continue
+        try:
+            planned = points_of(claim, experiment, experiment.readings[0])
+        except CantAnswer:
+            continue
+        value = float(claim.value) * UNITS[claim.unit][1] * MICRO
+        found |= {(point.part, point.shape, point.topology, claim.system): value for point, _ in planned}
+    keys = zip(*(shown[name].astype(str) for name in ("part", "shape", "topology", "system")), strict=True)
+    return shown.assign(reported=[found.get(key, float("nan")) for key in keys])
+
+
+def _what_is_run(experiment: PartExperiment) -> str:
+    parts = [f"{name}: {PARTS[name].what}" for name in dict.fromkeys(grid.part for grid in experiment.parts)]
+    ways = {
+        name: what for grid in experiment.parts for name, what in PARTS[grid.part].systems.items()
+        if any(one.partition("+")[0] == name for one in grid.systems)
+    }  # fmt: skip
+    readings = [one.name for one in experiment.readings]
+    opened = f" The paper leaves sizes open; readings: {'; '.join(readings)}." if len(readings) > 1 else ""
+    told = ". ".join(parts)
+    return f"{told}. By {'; '.join(f'{name}: {what}' for name, what in ways.items())}.{opened}"
+
+
+def _answer(experiment: PartExperiment, shown: pd.DataFrame) -> str:
+    """How many times faster than the baseline each system is; without one, who is fastest how often."""
+    known = shown.dropna(subset="value")
+    if known.empty:
+        return ""
+    keys = ["part", "shape", "topology"]
+    baseline = experiment.figure.get("baseline", "")
+    if baseline:
+        base = known[known["system"] == baseline].set_index(keys)["value"]
+        told = []
+        for name in experiment.systems:
+            one = known[known["system"] == name].set_index(keys)["value"]
+            ratio = (base / one).dropna()
+            if name != baseline and len(ratio):
+                told.append(f"{name} {times(float(ratio.min()))} to {times(float(ratio.max()))}")
+        return f"{experiment.title}: faster than {baseline}, at {len(base)} points: {listed(told)}." if told else ""
+    best = known.loc[known.groupby(keys, observed=True, sort=False)["value"].idxmin(), "system"].value_counts()
+    parts = [f"{name} at {count}" for name, count in best.items() if count]
+    return f"{experiment.title}: of {int(best.sum())} points, the shortest is {listed(parts)}."
+
+
+def _figures(experiment: PartExperiment, shown: pd.DataFrame) -> list[Figure]:
+    known = shown.dropna(subset="value")
+    if known.empty:
+        return []
+    axis = next((name for name in ON_AN_AXIS if len(set(known[name].dropna())) > 1), "")
+    names = [name for name in experiment.systems if name in set(known["system"].astype(str))]
+    drawn = known.assign(
+        value=known["value_us"], low=known["low_us"], high=known["high_us"], system=known["system"].astype(str),
+        panel=known["topology"].astype(str) if axis else known["part"].astype(str),
+        shape=known["shape"].astype(str),
+    )  # fmt: skip
+    engine = "simulated" if set(known["engine"].astype(str)) == {"sim"} else "measured"
+    caption = (
+        f"Time of one call, {engine}, of the default reading; {'bands' if axis else 'lines'} are 5 to 95 % of the "
+        "draws. Hollow: what the paper reports."
+    )
+    unit = "time, us"
+    return [
+        figure(
+            f"parts-{experiment.name}", "Time of one call", _answer(experiment, shown) or experiment.question, caption,
+            (lambda narrow: lines_figure(drawn, axis, (ON_AN_AXIS[axis], unit), names, narrow)) if axis
+            else (lambda narrow: rows_figure(drawn, unit, names, narrow)),
+            _point_table(drawn),
+        )
+    ]  # fmt: skip
+
+
+def _point_table(drawn: pd.DataFrame) -> Table:
+    columns = ["part", "shape", "topology", "system", "time, us", "5–95 %", "reported, us"]
+    rows = [
+        [str(row["part"]), row["shape"], str(row["topology"]), row["system"],
+         Linked(number(row["value"]), row["case"]), interval(row["low"], row["high"]), number(row["reported"])]
+        for _, row in drawn.iterrows()
+    ]  # fmt: skip
+    return Table(columns, rows, "Times of the default reading", frozenset(columns[4:]))
+
+
+def _studies(own: pd.DataFrame) -> list[Table]:
+    """What became of numbers: a line a case, or a part of one."""
+    tables = []
+    for part, rows in own[own["engine"] == "count"].groupby("part", observed=True, sort=False):
+        have = [name for name in STUDIED if name in set(rows["metric"])]
+        lines: dict[tuple[str, str, str], dict[str, float]] = {}
+        for _, row in rows[rows["metric"].isin(have)].iterrows():
+            said = {k: v for k, v in row["detail"].items() if k in ("step", "replicas")}
+            where = ", ".join(f"{name} {value}" for name, value in said.items())
+            lines.setdefault((row["case"], str(row["system"]), where), {})[row["metric"]] = row["value"]
+        headings = ["system", "at", *(STUDIED[name][0] for name in have)]
+        body = [
+            [Linked(system, case), where,
+             *(STUDIED[name][1](found[name]) if name in found and pd.notna(found[name]) else "" for name in have)]
+            for (case, system, where), found in lines.items()
+        ]  # fmt: skip
+        tables.append(Table(headings, body, f"{part}: {PARTS[str(part)].what}", frozenset(headings[2:])))
+    return tables
+
+
+def _case_table(calls: pd.DataFrame, own: pd.DataFrame) -> Table:
+    rows = [
+        [
+            row["case"],
+            number(row["value_us"]) if pd.notna(row["value"]) else str(row["status"]),
+            interval(row["low_us"], row["high_us"]),
+            number(row["exposed_communication"] * MICRO),
+            size(row["sent"]) if pd.notna(row["sent"]) else "–",
+            size(row["peak_memory"]) if pd.notna(row["peak_memory"]) else "–",
+            str(row["engine"]),
+            "" if row["status"] == "passed" else str(row["reason"]),
+        ]
+        for _, row in calls.head(MOST_TABLE_ROWS).iterrows()
+    ]
+    for _, row in own[own["metric"] == DEVIATION].iterrows():
+        told = f"{row['value']:.2e}" if pd.notna(row["value"]) else str(row["status"])
+        rows.append([row["case"], f"deviation {told}", "", "–", "–", "–", str(row["engine"]), str(row["reason"] or "")])
+    columns = ["case", "time, us", "interval, us", "exposed, us", "sent by a GPU", "peak memory", "engine", "note"]
+    return Table(columns, rows, "Every case", frozenset(columns[1:6]), lists_cases=True)

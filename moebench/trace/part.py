@@ -1,0 +1,127 @@
+"""A part by itself as Programs, and what a fused kernel makes of one that is cut into tiles.
+
+Ranks differ by their place only, and routing is even: traced is one of them.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+
+from moebench.case import Case
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.host import answering
+from moebench.plan_parts import part_of, shape_of
+from moebench.program import Op, Program
+from moebench.systems.part_interface import TILE_ROWS, Setting, parsed
+from moebench.systems.part_registry import make
+from moebench.trace.alone import trace_call
+from moebench.trace.errors import Unsupported
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.errors import InputError
+from moebench.workloads.machine import Topology
+
+Shape = tuple[int, ...]
+ASSUMED = (
+    "assumes a fused kernel: its tiles have no start of their own, of a kernel or of a collective, and need no copy to "
+    "be cut and put together; each kernel and each collective takes in all what it takes in one piece, spread evenly "
+    "over the tiles"
+)
+
+
+def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
+    """The programs of a case.
+
+    Raises:
+        Unsupported: the part has no meaning on so many ranks.
+    """
+    system = case.system
+    if parsed(system)[0] != "fused":
+        return _traced(case, system, topology)
+    cut, whole = _traced(case, system, topology), _traced(case, "serial", topology)
+    chunks = part_of(case).size("tokens") // topology.ranks // TILE_ROWS
+    return tuple(as_tiles(one, other, chunks) for one, other in zip(cut, whole, strict=True))
+
+
+def _traced(case: Case, system: str, topology: Topology) -> tuple[Program, ...]:
+    workload = part_of(case)
+
+    def call_of(group: Group) -> Callable[[], object]:
+        setting = Setting(
+            workload, system, group, torch.device("meta"), torch_dtype(workload.dtype), shape_of(workload)
+        )
+        call = make(setting)
+
+        def run() -> object:
+            with answering(call.reads) if call.reads is not None else nullcontext():
+                return call.run()
+
+        return run
+
+    try:
+        return trace_call(call_of, topology.ranks, topology.gpus_per_node)
+    except (InputError, ValueError) as error:
+        raise Unsupported(str(error)) from error
+
+
+def as_tiles(cut: Program, whole: Program, chunks: int) -> Program:
+    """A program in chunks, whose operators cost their share of those of the same program in one piece.
+
+    An operator that the whole program runs once and this one once a chunk is a tile of that one. What only the cut
+    needs, bringing rows into the chunks' order and together again, is left out: a fused kernel reads and writes where
+    they are. So all kernels and collectives together take what they take in one piece.
+    """
+    left = defaultdict(list)  # operators of the whole program that have no tiles yet, by what they are
+    for op in whole.ops:
+        left[_what(op)].append(op)
+    groups: dict[tuple, list[Op]] = defaultdict(list)
+    for op in cut.ops:
+        groups[*_what(op), op.shapes].append(op)
+    found: dict[int, Op] = {}
+    for (*what, shapes), pieces in groups.items():
+        wholes = [one for one in left[tuple(what)] if _is_stretched(shapes, one.shapes, chunks)]
+        if chunks > 1 and wholes and len(pieces) == chunks * len(wholes):
+            left[tuple(what)] = [one for one in left[tuple(what)] if one not in wholes]
+            found |= {op.index: _tile(op, wholes[place % len(wholes)], chunks) for place, op in enumerate(pieces)}
+    for op in cut.ops:
+        if op.index not in found and left[_what(op)]:
+            left[_what(op)].pop()
+            found[op.index] = op
+    return replace(cut, ops=_renumbered([found[index] for index in sorted(found)]), notes=(*cut.notes, ASSUMED))
+
+
+def _what(op: Op) -> tuple[str, str, str, str]:
+    return op.name, op.region, op.phase, op.dtype
+
+
+def _is_stretched(shapes: Sequence[Shape], whole: Sequence[Shape], chunks: int) -> bool:
+    """Whether every tensor is as in the whole program, or has a dimension `chunks` times as small but for one entry."""
+    return len(shapes) == len(whole) and all(
+        len(own) == len(other)
+        and sum(a != b for a, b in zip(own, other)) <= 1
+        and all(a == b or 0 <= a * chunks - b < chunks for a, b in zip(own, other))
+        for own, other in zip(shapes, whole)
+    )
+
+
+def _tile(op: Op, whole: Op, tiles: int) -> Op:
+    collective = None if op.collective is None else replace(op.collective, tiles=tiles)
+    return replace(
+        op,
+        flops=whole.flops // tiles,
+        bytes_read=whole.bytes_read // tiles,
+        bytes_written=whole.bytes_written // tiles,
+        products=whole.products,
+        collective=collective,
+        launches=whole.launches,
+        tiles=tiles,
+    )
+
+
+def _renumbered(ops: Sequence[Op]) -> tuple[Op, ...]:
+    place = {op.index: index for index, op in enumerate(ops)}
+    return tuple(
+        replace(op, index=index, waits_on=tuple(place[other] for other in op.waits_on)) for index, op in enumerate(ops)
+    )

@@ -1,0 +1,78 @@
+"""Parts by name: who makes each, and why one can't run somewhere."""
+
+from importlib import import_module
+
+from moebench.systems.part_interface import PartCall, Setting, check_system, parsed, positions_of
+from moebench.workloads.errors import InputError
+from moebench.workloads.models.decoder import DecoderShape
+from moebench.workloads.part import PARTS, PartWorkload
+
+_PAIRS, _SUMS = "moebench.systems.megascale.part_pairs", "moebench.systems.megascale.part_sums"
+MAKERS = {
+    "dispatch": f"{_SUMS}:dispatch",
+    "qkv+a2a": f"{_PAIRS}:projection_and_exchange",
+    "a2a+outproj": f"{_PAIRS}:exchange_and_projection",
+    "ag+scatter+groupedgemm": f"{_PAIRS}:gather_and_products",
+    "groupedgemm+gather+rs": f"{_PAIRS}:products_and_reduce",
+    "parameter-sync": f"{_SUMS}:parameter_sync",
+    "gradient-sum": f"{_SUMS}:gradient_sum",
+    "row-sum": f"{_SUMS}:row_sum",
+}
+# Run on ranks: `(group, systems, sizes, seed) -> numbers by system`.
+STUDIES = {
+    "training": "moebench.systems.megascale.studies:training_losses",
+    "gradient-error": "moebench.systems.megascale.studies:gradient_errors",
+    "row-error": "moebench.systems.megascale.studies:row_errors",
+}
+
+
+def make(setting: Setting) -> PartCall:
+    """A part, ready to run.
+
+    Raises:
+        InputError: an unknown system, or sizes that it can't run on these ranks.
+    """
+    workload = setting.workload
+    check_system(workload.part, setting.system)
+    ranks, per_node = setting.group.size, setting.group.ranks_per_node or setting.group.size
+    reason = problem(workload, setting.system, setting.shape, ranks, per_node, setting.tile)
+    if reason is not None:
+        raise InputError(reason)
+    module, function = MAKERS[workload.part].split(":")
+    return getattr(import_module(module), function)(setting)
+
+
+def problem(
+    workload: PartWorkload, system: str, shape: DecoderShape | None, ranks: int, per_node: int, tile: int
+) -> str | None:
+    """Why a part can't run on so many ranks, naming the sizes; None when it can."""
+    reason = workload.problem(ranks)
+    part = PARTS[workload.part]
+    if reason is not None:
+        return reason
+    if workload.part in ("parameter-sync", "gradient-sum") and per_node == ranks:
+        return f"{workload.part} is among replicas on several nodes, and there is one"
+    if "tokens" in part.sizes and workload.size("tokens") % ranks:
+        return f"tokens = {workload.size('tokens')} is not divisible by ranks = {ranks}"
+    if workload.part == "dispatch" and workload.size("tokens") // ranks * workload.size("top_k") % ranks:
+        return f"top_k = {workload.size('top_k')} rows of {workload.size('tokens') // ranks} tokens can't go to {ranks}"
+    if "products" in part.sizes and workload.size("products") not in (1, 2):
+        return f"products = {workload.size('products')}: 1, or 2 with a gate's"
+    return None if shape is None else _of_shape(workload, system, shape, ranks, tile)
+
+
+def _of_shape(workload: PartWorkload, system: str, shape: DecoderShape, ranks: int, tile: int) -> str | None:
+    tokens = workload.size("tokens") // ranks
+    if workload.part in ("qkv+a2a", "a2a+outproj"):
+        if shape.heads % ranks or shape.kv_heads % ranks:
+            return f"heads = {shape.heads} and kv_heads = {shape.kv_heads} can't be dealt to ranks = {ranks}"
+    elif shape.experts % ranks:
+        return f"experts = {shape.experts} is not divisible by ranks = {ranks}"
+    stem, options = parsed(system)
+    if stem == "fused" and tokens % tile:
+        return f"tokens = {workload.size('tokens')} on ranks = {ranks}: {tokens} rows are no whole tiles of {tile}"
+    chunks = {"fused": tokens // tile, "chunked": options.get("chunks", 2)}.get(stem, 1)
+    if chunks and (tokens % chunks or positions_of(workload.size("tokens")) // ranks % chunks):
+        return f"chunks = {chunks} can't cut the {tokens} tokens of a rank"
+    return None
+

@@ -1,0 +1,51 @@
+"""No number of a part before every rank gets what its definition says."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from moebench import check_parts
+from moebench.check_parts import check, trial
+from moebench.workloads.part import PARTS, workload_of
+from tests.moebench import part_functions
+
+SIZES = {"tokens": 64, "d_model": 8, "top_k": 2, "attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch, tmp_path):
+    """Every test starts without what earlier ones found."""
+    monkeypatch.setattr("moebench.correctness.cache_folder", lambda: tmp_path)
+
+
+def cases(studied=False):
+    """A case of every part by every system, in all the forms that it has."""
+    found = []
+    for name, part in PARTS.items():
+        for system in part.systems if part.is_studied == studied else ():
+            names = [system, "chunked+chunks=4"] if system == "chunked" else [system]
+            for products in (1, 2) if "products" in part.sizes else (2,):
+                workload = workload_of(name, {**SIZES, "products": products, "parameters": 100}, "mixtral-8x7b")
+                found += [SimpleNamespace(system=one, workload=workload) for one in names]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def any_case(monkeypatch):
+    """The check reads the workload of a case alone."""
+    monkeypatch.setattr(check_parts, "of_part", lambda case: case.workload)
+
+
+def test_every_part_is_right_by_every_system():
+    """On four real ranks as 2x2, twice; what is studied is tried as what it studies, and then known."""
+    found = [(status.status, status.reason) for status in check(cases())]
+    assert found == [("passed", "")] * len(found)
+    assert {trial(case)[0] for case in cases(studied=True)} == {"gradient-sum", "row-sum"}
+
+
+def test_every_part_that_is_wrong_is_told(monkeypatch):
+    """One result on one rank, off by a tenth."""
+    monkeypatch.setattr(check_parts, "TARGET", f"{part_functions.__name__}:run_spoiled")
+    for case, status in zip(cases(), check(cases()), strict=True):
+        assert status.status == "wrong", (case, status)
+        assert status.reason.startswith(f"{case.workload.part} by {case.system}, run 1 on 4 ranks, rank 3: ")

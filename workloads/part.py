@@ -1,0 +1,166 @@
+"""A part of a layer or of a training step, by itself on all ranks, as a workload. Plain data, no torch, no pydantic.
+
+A part is what several systems may do in several ways: tokens to their experts and back, a product with the collective
+next to it, a sum of gradients. How each is done is systems/part_registry.py's affair; here is what there is, and what
+sizes each takes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+# Sizes of parts -> their letter in the name of a case.
+SIZES: Mapping[str, str] = {
+    "tokens": "t",  # of all ranks of a node together
+    "d_model": "d",
+    "top_k": "k",
+    "products": "p",  # grouped products that follow a scatter: 2 with a gate's, 1 without
+    "attention_mb": "a",  # megabytes (10^6) of attention's parameters that a rank holds where none are cut
+    "expert_mb": "e",  # megabytes of the experts' parameters of a rank
+    "sent_percent": "s",  # how much of those megabytes a rank has to sum: 50 where they count FP32 and BF16 travels
+    "parameters": "n",  # gradients that a rank holds
+    "steps": "s",
+}
+MEGA = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a suite may choose of a part.
+
+    Attributes:
+        what: it computes, a sentence.
+        sizes: that it takes, all of them; a model's file says the others.
+        systems: ways to do it, each with what it does.
+        dtype: of what it works on.
+        of_model: whether its other sizes are those of a decoder.
+        is_studied: whether it is run for real on seeded numbers, and what becomes of them is counted: nothing is timed.
+    """
+
+    what: str
+    sizes: tuple[str, ...]
+    systems: Mapping[str, str]
+    dtype: str = "bf16"
+    of_model: bool = False
+    is_studied: bool = False
+
+
+_OVERLAP = {
+    "serial": "the product, then the collective, or the other way round",
+    "chunked": "rows in chunks, each with a collective that runs beside the products of others; launched as they are",
+    "fused": "the same in chunks of a tile, priced as one kernel and one collective: assumes a fused kernel",
+}
+_SUMS = {
+    "fp32-reduce-scatter": "FP32 reduce-scatter",
+    "bf16-all-to-all": "BF16 all-to-all, sums in FP32",
+    "bf16-ring": "BF16 reduce-scatter, rounded at every hop",
+}
+_ROWS = {"bf16-reduce-scatter": "BF16 both ways", "fp8-all-to-all": "FP8 codes with scales both ways, sums in FP32"}
+PARTS: Mapping[str, Part] = {
+    "dispatch": Part(
+        "Rows of tokens to the ranks of their experts, or all tokens to all ranks and their sums back: one collective",
+        ("tokens", "d_model", "top_k"),
+        {
+            "all-to-all": "every rank sends each token's row to the ranks of its experts, as many to each",
+            "all-gather": "every rank gets all tokens",
+            "reduce-scatter": "every rank has a row for every token, and gets the sums of its own",
+        },
+    ),
+    "qkv+a2a": Part("Projection to query, key, value; all-to-all of heads", ("tokens",), _OVERLAP, of_model=True),
+    "a2a+outproj": Part("All-to-all of heads; output projection", ("tokens",), _OVERLAP, of_model=True),
+    "ag+scatter+groupedgemm": Part(
+        "All-gather of tokens, rows of this rank's experts, their first products",
+        ("tokens", "products"), _OVERLAP, of_model=True,
+    ),
+    "groupedgemm+gather+rs": Part(
+        "The experts' last product, sums of a token's rows, reduce-scatter", ("tokens",), _OVERLAP, of_model=True
+    ),
+    "parameter-sync": Part(
+        "Sums of a step's gradients over replicas, and everybody's parameters again",
+        ("attention_mb", "expert_mb", "sent_percent"),
+        {
+            "tp-attention": "attention's parameters cut over the ranks of a node: everything is summed along rails",
+            "sp-attention": "every rank has all of attention's: summed inside a node too, beside what travels outside",
+        },
+    ),
+    "gradient-sum": Part("The sum of gradients over replicas, a shard to each", ("parameters",), _SUMS, dtype="fp32"),
+    "gradient-error": Part(
+        "How far the sums of gradients are from exact ones", ("parameters",), _SUMS, dtype="fp32", is_studied=True
+    ),
+    "training": Part(
+        "The losses of a small model that is trained with these sums", ("steps",), _SUMS, dtype="fp32", is_studied=True
+    ),
+    "row-sum": Part("Rows summed over ranks, a part to each, and their gradients back", ("tokens", "d_model"), _ROWS),
+    "row-error": Part(
+        "How far such sums, and their gradients, are from exact ones", ("tokens", "d_model"), _ROWS, is_studied=True
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _OfPart:
+    """What both kinds of case say of their part.
+
+    Attributes:
+        part: one of `PARTS`.
+        model: name of the decoder whose sizes it has; empty where it has none.
+        sizes: in the order of the part's own.
+        seed: of its numbers, where there are any.
+    """
+
+    part: str
+    sizes: tuple[tuple[str, int], ...]
+    model: str = ""
+    dtype: str = "bf16"
+    seed: int = 0
+
+    kind: ClassVar[str] = "part"
+    unit_of_work: ClassVar[str] = "part"
+    issued_ahead: ClassVar[bool] = False
+
+    def size(self, name: str) -> int:
+        """One of its sizes."""
+        return dict(self.sizes)[name]
+
+    @property
+    def shape(self) -> str:
+        """`internal-352b-t8192-p2`, `t16384-d4096-k1`."""
+        return "-".join([*([self.model] if self.model else []), *(f"{SIZES[name]}{n}" for name, n in self.sizes)])
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The part and its shape before the topology, nothing after it."""
+        return (self.part, self.shape), ()
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The columns of result rows that parts fill, and those of their sizes."""
+        return {"part": self.part, "shape": self.shape, "model": self.model or None, **dict(self.sizes)}
+
+    def problem(self, ranks: int) -> str | None:
+        """Why it has no meaning on `ranks` ranks, naming the keys; None when it has one."""
+        if ranks < 2:
+            return f"a part needs two ranks and more, not {ranks}"
+        return next((f"{name} = {size}: must not be negative" for name, size in self.sizes if size < 0), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PartWorkload(_OfPart):
+    """One call of a part on all ranks."""
+
+    metric: ClassVar[str] = "part_time"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyWorkload(_OfPart):
+    """What a part does to numbers, on real ranks of this machine, as few as `STUDY_RANKS`: nothing is timed."""
+
+    metric: ClassVar[str] = "deviation"
+
+
+def workload_of(part: str, sizes: Mapping[str, int], model: str = "", seed: int = 0) -> PartWorkload | StudyWorkload:
+    """The workload of a part and its sizes, others left out."""
+    one = PARTS[part]
+    own = tuple((name, sizes[name]) for name in one.sizes)
+    made = StudyWorkload if one.is_studied else PartWorkload
+    return made(part, own, model if one.of_model else "", one.dtype, seed)

@@ -1,0 +1,124 @@
+"""What a suite file may say of an experiment of parts, as strict models, and the dataclasses that they become."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from moebench.workloads.errors import InputError, one_of
+from moebench.workloads.experiment_schema import Described, SystemName
+from moebench.workloads.part import PARTS, SIZES
+from moebench.workloads.schema import Name, Size, Strict, Text, choice, fault
+from moebench.workloads.suite import PartExperiment, PartGrid, PartReading
+from moebench.workloads.toml_file import Key, TomlFile
+
+PART_METRICS = ("part_time", "deviation", "link_bytes")
+PART_FIGURE_KINDS = ("part-speedup", "part-time")  # by shape, over a baseline or as it is
+_Amount = Annotated[int, Field(ge=0, le=10**12)]
+
+
+class PartGridFile(Strict):
+    """One part: every combination of its models, sizes and systems."""
+
+    part: Annotated[str, choice("part", tuple(PARTS))]
+    systems: Annotated[list[SystemName], Field(min_length=1)]
+    models: list[Text] = Field(default_factory=list)
+    sizes: dict[str, Annotated[list[_Amount], Field(min_length=1)]] = Field(default_factory=dict)
+
+
+class PartReadingFile(Strict):
+    """Sizes that the paper leaves open, under one reading of it."""
+
+    name: Text
+    sizes: dict[str, _Amount]
+
+
+class PartFigureFile(Strict):
+    """Times by shape, over a baseline or as they are."""
+
+    kind: Annotated[str, choice("figure", PART_FIGURE_KINDS)]
+    baseline: SystemName | None = None
+
+    @model_validator(mode="after")
+    def _compares_with_something(self) -> Self:
+        if (self.kind == PART_FIGURE_KINDS[0]) != (self.baseline is not None):
+            raise fault(f"kind = {PART_FIGURE_KINDS[0]!r} needs a baseline, and no other has one")
+        return self
+
+
+class PartExperimentFile(Described):
+    """Parts of a layer or a step, each on all ranks of every topology; the first reading is the default."""
+
+    kind: Literal["part"]
+    metric: Annotated[str, choice("metric", PART_METRICS)]
+    parts: Annotated[list[PartGridFile], Field(min_length=1)]
+    readings: Annotated[list[PartReadingFile], Field(min_length=1)] = Field(
+        default_factory=lambda: [PartReadingFile(name="as printed", sizes={})]
+    )
+    sizes: Annotated[list[Size], Field(min_length=1)]
+    node_types: Annotated[list[Name], Field(min_length=1)]
+    figure: PartFigureFile | None = None
+
+    @model_validator(mode="after")
+    def _has_every_size_once(self) -> Self:
+        names = [one.name for one in self.readings]
+        if len(set(names)) < len(names):
+            raise fault("two readings have the same name")
+        for reading in self.readings:
+            for name in reading.sizes:
+                known = [size for grid in self.parts for size in PARTS[grid.part].sizes if size not in grid.sizes]
+                if name not in known:
+                    raise fault(one_of(f"size of reading {reading.name!r}", name, list(dict.fromkeys(known))))
+            for grid in self.parts:
+                _check(grid, reading)
+        return self
+
+    @model_validator(mode="after")
+    def _compares_its_own_systems(self) -> Self:
+        names = [name for grid in self.parts for name in grid.systems]
+        if self.figure is not None and self.figure.baseline not in (None, *names):
+            raise fault(one_of("baseline", self.figure.baseline or "", names, "figure"))
+        return self
+
+
+def _check(grid: PartGridFile, reading: PartReadingFile) -> None:
+    part = PARTS[grid.part]
+    for name in grid.sizes:
+        if name not in part.sizes:
+            raise fault(one_of(f"size of part {grid.part}", name, part.sizes))
+    missing = [name for name in part.sizes if name not in {*grid.sizes, *reading.sizes}]
+    if missing:
+        takes = ", ".join(part.sizes)
+        raise fault(f"part {grid.part} has no {missing[0]} under reading {reading.name!r}; it takes {takes}")
+    if part.of_model != bool(grid.models):
+        has = "needs models: their files say its other sizes" if part.of_model else "takes no models"
+        raise fault(f"part {grid.part} {has}")
+    if len(set(grid.systems)) < len(grid.systems) or len(set(grid.models)) < len(grid.models):
+        raise fault(f"part {grid.part}: the same system or model stands there twice")
+
+
+def part_experiment(model: PartExperimentFile, common: dict[str, Any], file: TomlFile, index: int) -> PartExperiment:
+    """The experiment of a file.
+
+    Raises:
+        InputError: a model that has no decoder; names file, line and key.
+    """
+    from moebench.workloads.load_decoder import decoder_names
+
+    for place, grid in enumerate(model.parts):
+        keys: list[Key] = ["experiments", index, "parts", place, "models"]
+        for name in grid.models:
+            if name not in decoder_names():
+                raise InputError(str(one_of("model with a decoder", name, decoder_names(), file.where(keys))))
+    return PartExperiment(
+        **common,
+        parts=tuple(
+            PartGrid(
+                grid.part,
+                tuple(grid.systems),
+                tuple(grid.models),
+                {name: tuple(dict.fromkeys(grid.sizes[name])) for name in SIZES if name in grid.sizes},
+            )
+            for grid in model.parts
+        ),
+        readings=tuple(PartReading(one.name, dict(one.sizes)) for one in model.readings),
+    )
