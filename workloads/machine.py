@@ -85,6 +85,8 @@ class Topology:
             together; absent: no limit),
             `nic.bandwidth` (bytes/s each way of one NIC), `nic.latency`, `nic.message` (cost of a message on the NIC),
             `fabric.share` (share of the NICs' bandwidth that the fabric carries at once), `collective.fixed`,
+            `spine.share` (in a rail topology: share of it that spines carry between NICs at different places of nodes;
+            absent: no rails) and `spine.latency` (that such a change adds),
             `switch.buffer` (bytes that a switch port holds before it drops; absent: always deep enough; it delays
             nothing in `sim`, which says where it would not do: metric `port_pressure`),
             `nic.payload_share` and `nic.message_bytes` (the wire carries payload / share + messages x bytes);

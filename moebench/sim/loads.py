@@ -8,10 +8,11 @@ take one row of bytes for each distinct rank.
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebench.program import Collective
 from moebench.sim.layout import NodeShare, Spread, node_shares, spread_rows
+from moebench.sim.rails import even_crossing, has_rails, is_aligned, rails_of, uneven_crossing
 from moebench.workloads.machine import Topology
 
 Rows = Sequence[tuple[Sequence[int], Sequence[int]]]  # (ranks that a row stands for, bytes to each peer)
@@ -42,8 +43,9 @@ class Load:
         bridge_bytes: all in-node traffic of the busiest node.
         nic_bytes, nic_messages: of the busiest node, in its busier direction.
         fabric_bytes: all traffic between nodes.
+        spine_bytes, spine_messages: what of that changes rails, as if all rails were as busy as the busiest.
         nodes, nics: nodes in the group; NICs a node that its ranks reach.
-        link_steps, nic_steps: latencies on the longest path.
+        link_steps, nic_steps, spine_steps: latencies on the longest path; the last beside those of the NICs.
         in_sequence: whether the steps depend on each other, so that latencies of all tiers add up.
         use: sent bytes and messages by tier (`link`, `nic`).
     """
@@ -55,10 +57,13 @@ class Load:
     nic_bytes: float = 0
     nic_messages: float = 0
     fabric_bytes: float = 0
+    spine_bytes: float = 0
+    spine_messages: float = 0
     nodes: int = 1
     nics: int = 1
     link_steps: int = 0
     nic_steps: int = 0
+    spine_steps: int = 0
     in_sequence: bool = False
     use: Mapping[str, TierUse] | None = None
 
@@ -66,15 +71,27 @@ class Load:
 def loads(collective: Collective, topology: Topology, rows: Rows | None = None) -> list[Load]:
     """The load under each algorithm that the library may choose; one empty load where the group is one rank.
 
+    Rings, chains and trees stay on their rails where the group has the same ones on every node; else all that they send
+    between nodes passes the spines. An all-to-all sends straight to its peer, from rail to rail.
+
     Raises:
         ValueError: unknown algorithm.
     """
+    found = _loads(collective, topology, rows)
+    if not has_rails(topology) or is_aligned(collective.ranks, topology):
+        return found
+    return [_off_rails(load) if load.in_sequence and load.use and not load.spine_bytes else load for load in found]
+
+
+def _loads(collective: Collective, topology: Topology, rows: Rows | None) -> list[Load]:
     if len(collective.ranks) == 1:
         return [Load()]
     if collective.algorithm == "all_to_all":
         if collective.bytes_per_peer is None or rows is not None:
             return [_uneven(collective, topology, rows or [(collective.ranks, collective.send_bytes)])]
-        return [_even_all_to_all(collective.bytes_per_peer, node_shares(collective.ranks, topology), topology)]
+        chunk = collective.bytes_per_peer
+        load = _even_all_to_all(chunk, node_shares(collective.ranks, topology), topology)
+        return [_over_spines(load, chunk, collective, topology) if has_rails(topology) else load]
     shares = node_shares(collective.ranks, topology)
     size = float(collective.bytes_per_peer or 0)
     ranks = len(collective.ranks)
@@ -127,7 +144,7 @@ def _uneven(collective: Collective, topology: Topology, rows: Rows) -> Load:
     sent, messages = _spreads(
         _fixed(collective.ranks), tuple((_fixed(r), tuple(row)) for r, row in rows), topology.gpus_per_node
     )
-    return Load(
+    load = Load(
         copy_bytes=sent.own,
         link_bytes=sent.link,
         link_messages=messages.link,
@@ -144,6 +161,30 @@ def _uneven(collective: Collective, topology: Topology, rows: Rows) -> Load:
             "nic": TierUse(sent.rank_outside, messages.rank_outside, sent.outside, messages.outside),
         },
     )
+    if not has_rails(topology):
+        return load
+    crossing = uneven_crossing(collective.ranks, rows, topology)
+    as_messages = [(covered, [int(size > 0) for size in row]) for covered, row in rows]
+    rails, messages_busiest = rails_of(topology), uneven_crossing(collective.ranks, as_messages, topology).busiest
+    return replace(
+        load,
+        spine_bytes=rails * crossing.busiest,
+        spine_messages=rails * messages_busiest,
+        spine_steps=min(1, messages_busiest),
+    )
+
+
+def _off_rails(load: Load) -> Load:
+    """A ring's, chain's or tree's load where all that leaves a node changes rails."""
+    assert load.use is not None
+    messages = load.use["nic"].total_messages
+    return replace(load, spine_bytes=load.fabric_bytes, spine_messages=messages, spine_steps=load.nic_steps)
+
+
+def _over_spines(load: Load, chunk: int, collective: Collective, topology: Topology) -> Load:
+    """An even exchange's load with what changes rails."""
+    messages = rails_of(topology) * even_crossing(collective.ranks, topology).busiest if chunk else 0
+    return replace(load, spine_bytes=messages * chunk, spine_messages=messages, spine_steps=min(1, messages))
 
 
 @functools.lru_cache(maxsize=256)  # the same exchange is priced on every machine of that size

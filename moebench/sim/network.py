@@ -2,7 +2,8 @@
 
 Prices what a communication library does inside one call (grouped send/recv, ring, tree); exchanges made of several
 calls are programs, and traced. A collective takes as long as its busiest tier: copy of the own chunk, link inside the
-node, host bridge, NIC, fabric, and the cores that pass the bytes on where the ranks are processes of one computer.
+node, host bridge, NIC, fabric, spines between rails, and the cores that pass the bytes on where the ranks are
+processes of one computer.
 """
 
 import math
@@ -16,7 +17,7 @@ from moebench.sim.cost import Machine
 from moebench.sim.loads import Load, Rows, TierUse, loads
 from moebench.workloads.machine import Topology
 
-TIERS = ("copy", "link", "bridge", "nic", "fabric", "cores")
+TIERS = ("copy", "link", "bridge", "nic", "fabric", "spine", "cores")
 
 
 @dataclass(frozen=True)
@@ -140,15 +141,33 @@ def _timed(load: Load, crowd: _Crowd, topology: Topology, machine: Machine, prot
         fabric_bytes = fabric_bytes + load.use["nic"].total_messages * value("nic.message_bytes", 0.0)
         carried = load.nodes * nics * bandwidth * value("fabric.share", 1.0)
         tiers["fabric"] = sharing * fabric_bytes / carried
+    spine_latency = each
+    if load.spine_bytes:
+        spine_latency = load.spine_steps * value("spine.latency", 0.0)
+        tiers["spine"] = _spine_s(load, crowd, topology, machine)
     tiers["cores"] = _cores_s(load.use, crowd, machine)
     before = value("collective.fixed", 0.0) + each
     if load.in_sequence:
-        before = before + link_latency + nic_latency
+        before = before + link_latency + nic_latency + spine_latency
     else:
         tiers["link"] = tiers["link"] + link_latency
         tiers["nic"] = tiers["nic"] + nic_latency
+        if load.spine_bytes:
+            tiers["spine"] = tiers["spine"] + nic_latency + spine_latency
     longest = np.maximum.reduce([np.broadcast_to(t, each.shape) for t in tiers.values()])
     return Timing(before + longest, {name: each + tier for name, tier in tiers.items()})
+
+
+def _spine_s(load: Load, crowd: _Crowd, topology: Topology, machine: Machine) -> np.ndarray:
+    """Time in which the spines carry what changes rails: a share of what the NICs of the group's nodes could send.
+
+    Groups that share a node share its leaves only where they have no NICs of their own.
+    """
+    value, share = machine.value, max(1.0, crowd.sharing * load.nics / topology.nics_per_node)
+    on_wire = load.spine_bytes / value("nic.payload_share", 1.0)
+    on_wire = on_wire + load.spine_messages * value("nic.message_bytes", 0.0)
+    carried = load.nodes * topology.nics_per_node * value("nic.bandwidth") * value("spine.share")
+    return share * on_wire / carried
 
 
 def _cores_s(use: Mapping[str, TierUse], crowd: _Crowd, machine: Machine) -> np.ndarray:
