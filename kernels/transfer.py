@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-# What may be moved, and beside what: moves of one stream run one after another.
+# Kinds of transfer, and the stream of each: those of one stream run one after another, beside everything else.
 STREAM_OF = {
     "storage-read": "storage",  # from a file into host memory
     "storage-write": "storage",  # back

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebench.kernels.cost import Product
+from moebench.kernels.transfer import STREAM_OF
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 COMPUTE, COMMUNICATION, TO_HOST = "compute", "communication", "device-to-host"
+TRANSFERS = frozenset(STREAM_OF)  # kinds of operators that move bytes between storage, host and device
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,16 @@ class Op:
 
     Attributes:
         name: qualified name, `aten::mm`.
-        kind: one of `moebench.kernels.cost.KINDS`.
-        stream: `compute`, `communication` or `device-to-host`; a wait stands on the stream that waits.
+        kind: one of `moebench.kernels.cost.KINDS`, or of `TRANSFERS`.
+        stream: `compute`, `communication`, `device-to-host` or that of a transfer (`moebench.kernels.transfer`); a
+            wait stands on the stream that waits.
         region: one of `moebench.kernels.region.REGIONS`.
         phase: `forward`, `backward` or `optimizer`.
         shapes: shapes of the tensor arguments, then of the results.
         dtype: of the first floating-point tensor among them, short (`fp32`, `bf16`, ...), else of the first tensor.
         waits_on: indices of collectives that must have ended before this op, and later ones on its stream, start; of a
-            host read, the copies that the host waits for, where it does not wait for the whole compute stream.
+            host read, the copies that the host waits for, where it does not wait for the whole compute stream. Of a
+            transfer, what must have ended before it starts, operators of the compute stream too; nobody else waits.
         launches: kernels that the device runs one after another for it.
         tiles: it is one of so many equal parts of one kernel, which takes that share of the time that the whole kernel
             takes, start included; `products` are then those of the whole kernel.

@@ -90,6 +90,9 @@ class Topology:
             `switch.buffer` (bytes that a switch port holds before it drops; absent: always deep enough; it delays
             nothing in `sim`, which says where it would not do: metric `port_pressure`),
             `nic.payload_share` and `nic.message_bytes` (the wire carries payload / share + messages x bytes);
+            of programs that move bytes between tiers: `storage.read.bandwidth`, `storage.write.bandwidth` and
+            `host.memory.bandwidth` (of a node, which its GPUs share), `storage.latency`, `copy.bandwidth` and
+            `copy.latency` (between host memory and one GPU, each way);
             of ranks that are processes of one computer: `host.cores` (that all of them share), `host.message` and
             `host.stream` (processor time of a message, and bytes that a second of it passes on, sending and receiving).
     """

@@ -8,6 +8,7 @@ COUNTS = (
     "host_syncs",
     "collectives",
     "peak_memory",
+    "transfer_bytes",
     "link_bytes",
     "messages",
     "port_pressure",
@@ -20,7 +21,14 @@ MODELLED = ("link_bytes", "messages", "port_pressure")
 DERIVED = ("floor_bytes", "floor_flops", "floor_time", "floor_ratio", "achieved_bandwidth", "achieved_rate")
 
 # Parts of a whole that is compared itself: a part may grow where the whole shrinks. Shown when asked for.
-PARTS_OF_A_WHOLE = ("region_time", "busy_time", "exposed_communication", "host_bound", "port_pressure")
+PARTS_OF_A_WHOLE = (
+    "region_time",
+    "busy_time",
+    "exposed_communication",
+    "exposed_transfer",
+    "host_bound",
+    "port_pressure",
+)
 
 
 def is_exact(engine: str, metric: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from moebench.program import COMMUNICATION, TO_HOST
+from moebench.program import COMMUNICATION, COMPUTE
 from moebench.results.rows import Row
 from moebench.results.store import RunFolder
 from moebench.run import Job, resume
@@ -64,7 +64,7 @@ def _replayed(job: Job, case: str, system: str) -> Step | None:
         program.ops, timeline.host_start_s, timeline.host_end_s, timeline.start_s, timeline.end_s
     ):
         rows.append(("host", h0 * MILLI, h1 * MILLI, op.region))
-        if t1 > t0 and op.stream != TO_HOST:
+        if t1 > t0 and op.stream in (COMPUTE, COMMUNICATION):
             track = "communication" if op.stream == COMMUNICATION else "compute"
             rows.append((track, t0 * MILLI, t1 * MILLI, op.region))
     tracks = pd.DataFrame(rows, columns=["track", "start_ms", "end_ms", "region"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.program import COMPUTE, Op, Program
+from moebench.program import COMPUTE, TRANSFERS, Op, Program
 from moebench.sim.cost import Issue, has_device_work, issue_of
 
 Key = tuple[str, str]  # (region, phase)
@@ -24,6 +24,7 @@ class Course:
         ops: of the first of them.
         device_of, issue_of: [programs, ops] costs of their operators, as the catalogue lists them.
         is_one, has_one_issue: [ops] whether an operator's is the same in all programs.
+        marks: operators of the compute stream whose end a transfer waits for.
     """
 
     members: tuple[int, ...]
@@ -32,6 +33,7 @@ class Course:
     issue_of: np.ndarray
     is_one: Sequence[bool]
     has_one_issue: Sequence[bool]
+    marks: frozenset[int] = frozenset()
 
 
 class Catalogue:
@@ -40,6 +42,7 @@ class Catalogue:
     Attributes:
         ops: of which each has its own device time; issues: likewise of host times.
         device_of, issue_of: [ops] of each program, which of them an operator has.
+        parts, transfers: of each program, operators of the compute stream by region and phase, transfers by stream.
 
     Raises:
         ValueError: no program, or operators out of order.
@@ -69,6 +72,7 @@ class Catalogue:
             self.issue_of.append(np.array(own_issues, dtype=np.intp))
         self.issues = list(issues)
         self.parts = [_parts(program.ops) for program in programs]
+        self.transfers = [_transfers(program.ops) for program in programs]
         self.courses = self._courses()
 
     def _courses(self) -> list[Course]:
@@ -83,7 +87,10 @@ class Catalogue:
         """Some programs as one."""
         device_of, issue_of = (np.stack([of[p] for p in members]) for of in (self.device_of, self.issue_of))
         same, same_issue = ((of == of[0]).all(axis=0).tolist() for of in (device_of, issue_of))
-        return Course(tuple(members), self.programs[members[0]].ops, device_of, issue_of, same, same_issue)
+        ops = self.programs[members[0]].ops
+        moves = [ops[i] for found in self.transfers[members[0]].values() for i in found]
+        marks = frozenset(place for op in moves for place in op.waits_on if ops[place].stream == COMPUTE)
+        return Course(tuple(members), ops, device_of, issue_of, same, same_issue, marks)
 
 
 def _course_of(program: Program) -> tuple:
@@ -100,3 +107,12 @@ def _parts(ops: Sequence[Op]) -> dict[Key, list[int]]:
         if op.stream == COMPUTE:
             groups.setdefault((op.region, op.phase), []).append(i)
     return groups
+
+
+def _transfers(ops: Sequence[Op]) -> dict[str, list[int]]:
+    """The transfers by stream."""
+    streams: dict[str, list[int]] = {}
+    for i, op in enumerate(ops):
+        if op.kind in TRANSFERS:
+            streams.setdefault(op.stream, []).append(i)
+    return streams

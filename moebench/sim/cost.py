@@ -15,12 +15,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.kernels.cost import Product
-from moebench.program import Op
+from moebench.program import TRANSFERS, Op
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Curve, Hardware
 
 NO_DEVICE_WORK = frozenset(("view", "allocation", "wait", "host-read"))
 LIMITS = ("none", "compute", "memory", "fixed")  # what bounds an operator
+
+# Of a transfer: its rate, its latency if it has one, and whether the GPUs of a node share the rate.
+TRANSFER_RATES = {
+    "storage-read": ("storage.read.bandwidth", "storage.latency", True),
+    "storage-write": ("storage.write.bandwidth", "storage.latency", True),
+    "to-device": ("copy.bandwidth", "copy.latency", False),
+    "to-host": ("copy.bandwidth", "copy.latency", False),
+    "host-update": ("host.memory.bandwidth", None, True),
+}
 
 # Output tiles of library products and the rate that each reaches, against the largest ones; the shapes of CUTLASS and
 # cuBLAS kernels, rates from hardware.md's fit on Hopper (the two narrowest: assumed).
@@ -106,11 +115,13 @@ class Machine:
             take from each other on the way to memory is in the hardware's own numbers, measured with all of them busy.
     """
 
-    def __init__(self, hardware: Hardware, values: Mapping[str, np.ndarray], ranks: int = 1) -> None:
+    def __init__(
+        self, hardware: Hardware, values: Mapping[str, np.ndarray], ranks: int = 1, ranks_per_node: int = 1
+    ) -> None:
         self.hardware = hardware
         self.values = values
         self.draws = max((np.size(v) for v in values.values()), default=1)
-        self.ranks = ranks
+        self.ranks, self.ranks_per_node = ranks, ranks_per_node
         shares = "host.cores" in values
         self.crowding = np.maximum(1.0, ranks / self.value("host.cores")) if shares else np.ones(1)
 
@@ -136,6 +147,8 @@ class Machine:
         those of the whole one.
         """
         kind, dtype = group[0].kind, group[0].dtype
+        if kind in TRANSFERS:
+            return self._transfer_parts(group)
         moved = np.array([op.bytes * op.tiles for op in group], dtype=float)
         bandwidth = self.value("gpu.memory.bandwidth")
         if kind == "product":
@@ -153,6 +166,15 @@ class Machine:
         costs = ((work, 1 / rate), (moved, 1 / bandwidth), (launches, fixed))
         compute, memory, start = (np.multiply.outer(amount, each * unit) for amount, unit in costs)
         return compute, memory, start
+
+    def _transfer_parts(self, group: Sequence[Op]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `device_parts`, of transfers of one kind. What a node has once, its GPUs use at once."""
+        bandwidth, latency, is_shared = TRANSFER_RATES[group[0].kind]
+        rate = self.value(bandwidth) / (self.ranks_per_node if is_shared else 1)
+        moved, each = np.array([op.bytes for op in group], dtype=float), np.ones(self.draws)
+        memory = np.multiply.outer(moved, each / rate)
+        fixed = np.multiply.outer(np.ones(len(group)), each * self.value(latency)) if latency else np.zeros_like(memory)
+        return np.zeros_like(memory), memory, fixed
 
     def issue_s(self, issues: Sequence[Issue]) -> np.ndarray:
         """Host seconds to issue operators, [issues, N]."""

@@ -1,7 +1,8 @@
 """The clock of ranks during a replay: their hosts, their compute streams, and what they waited for.
 
 Every moment of a compute stream is either an operator's, or a gap; a gap is exposed communication from the moment
-when the awaited collective was launched, and the host's otherwise. So the parts add up to the step in every draw.
+when the awaited collective was launched, a stall from the moment when an awaited transfer between storage, host and
+device was, and the host's otherwise. So the parts add up to the step in every draw.
 
 Programs that take one course, the same kinds of operators with the same waits, share a clock: times are arrays
 [programs, N] over the draws, or [1, N] as long as they are equal in all of them.
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.program import COMPUTE, Op
+from moebench.program import COMPUTE, TRANSFERS, Op
 from moebench.sim.catalogue import Course, Key
 from moebench.sim.cost import OpCosts, has_device_work
 
@@ -26,7 +27,7 @@ class Timeline:
     Attributes:
         host_start_s, host_end_s: while the host issued the operator (and, for a host read, waited).
         start_s, end_s: on its stream; equal where it does no device work.
-        exposed_s: how long the compute stream stood still because this collective was in flight.
+        exposed_s: how long the compute stream stood still because this collective, or transfer, was in flight.
         idle_s: how long the compute stream stood still before this operator because of the host.
         limits: what bounds it, an index into `moebench.sim.cost.LIMITS`.
     """
@@ -61,6 +62,8 @@ class RankClock:
         self._taken: dict[int, np.ndarray] = {}
         self._ended: dict[int, int] = {}  # of collectives that have ended for some of the programs: for how many
         self.exposed: dict[Key, np.ndarray] = {}
+        self.stalled: dict[Key, np.ndarray] = {}
+        self._passed: dict[int, np.ndarray] = {}  # when the compute stream was done with an operator of the marks
         self.idle: dict[Key, np.ndarray] = {}
         self._side_free: dict[str, np.ndarray] = {}
         self._awaited: set[int] = set()
@@ -76,7 +79,9 @@ class RankClock:
         """Collectives that the next operator waits for and that haven't finished."""
         if self.finished:
             return []
-        return [index for index in self.ops[self.next].waits_on if index not in self.ends or index in self._ended]
+        waits_on = self.ops[self.next].waits_on
+        missing = [index for index in waits_on if index not in self.ends or index in self._ended]
+        return [index for index in missing if index not in self._passed] if self._passed else missing
 
     def run(self) -> bool:
         """Run until the end or until a collective is missing; True if anything ran."""
@@ -150,7 +155,7 @@ class RankClock:
         self._note("host_start_s", i, self.host)
         if op.kind == "host-read":
             self._read(op)
-        else:
+        elif op.kind not in TRANSFERS:
             for collective in op.waits_on:
                 self._await(collective)
         self.host = self.host + self._issue_s(i)
@@ -162,12 +167,14 @@ class RankClock:
         if op.collective is not None:
             self.arrivals[i] = np.maximum(self.host, self.device)
         elif op.stream != COMPUTE and op.kind != "wait":
-            self._run_beside(op)
+            self._run_beside(op, self._transfer_ready(op) if op.kind in TRANSFERS else None)
         elif has_device_work(op):
             self._idle_until(self.host, op)
             self._note("start_s", i, self.device)
             self.device = self.device + self._device_s(i)
             self._note("end_s", i, self.device)
+        if i in self.course.marks:
+            self._passed[i] = self.device
         if self.synchronous:
             self.host = np.maximum(self.host, self.device)
 
@@ -179,10 +186,17 @@ class RankClock:
         if not op.waits_on:
             self.host = np.maximum(self.host, self.device)
 
-    def _run_beside(self, op: Op) -> None:
-        """Device work on another stream, after what the compute stream was given before it."""
-        ready = np.maximum(self.host, self.device)
-        self.arrivals[op.index] = ready
+    def _transfer_ready(self, op: Op) -> np.ndarray:
+        """When a transfer may start: it was issued, and what it waits for is over, on whatever stream."""
+        ready = self.host
+        for index in op.waits_on:
+            ready = np.maximum(ready, self._passed[index] if index in self._passed else self.ends[index])
+        return ready
+
+    def _run_beside(self, op: Op, ready: np.ndarray | None = None) -> None:
+        """Work on another stream; if nothing else is said, after what the compute stream was given before it."""
+        self.arrivals[op.index] = np.maximum(self.host, self.device) if ready is None else self.host
+        ready = self.arrivals[op.index] if ready is None else ready
         start = np.maximum(ready, self._side_free.get(op.stream, ready))
         end = start + self._device_s(op.index)
         self._side_free[op.stream] = end
@@ -197,7 +211,8 @@ class RankClock:
         self._idle_until(self.arrivals[index], op)
         gap = np.maximum(self.ends[index] - self.device, self._taken.get(index, 0))  # work beside it took that longer
         key = (op.region, op.phase)
-        self.exposed[key] = self.exposed.get(key, self._zero) + gap
+        gaps = self.stalled if op.kind in TRANSFERS else self.exposed
+        gaps[key] = gaps.get(key, self._zero) + gap
         if self._nominal:
             self._nominal["exposed_s"][:, index] += gap[:, 0]
         self.device = self.device + gap

@@ -1,9 +1,9 @@
 """Replay recorded programs on a described machine: one step's time, and where it goes, under every draw at once.
 
-Resources: each rank's host, its compute stream, one communication stream a group, the tiers of the network. An operator
-starts when the host has issued it, its stream is free and its waits are over; a collective starts when all of its ranks
-have arrived, and holds each tier that it uses for as long as that tier needs. On a CPU the host runs the operators
-itself.
+Resources: each rank's host, its compute stream, one communication stream a group, the tiers of the network, and, of
+programs that move bytes between storage, host and device, a stream for each such way. An operator starts when the host
+has issued it, its stream is free and its waits are over; a collective starts when all of its ranks have arrived, and
+holds each tier that it uses for as long as that tier needs. On a CPU the host runs the operators itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,13 @@ class Replay:
     """What a step costs. Arrays [N] are over the draws, index 0 nominal; seconds and bytes.
 
     In every draw, the parts of the rank that ends last in it add up to the step:
-    `step_time_s` = sum of `compute_time_s` + sum of `exposed_time_s` + sum of `idle_time_s`.
+    `step_time_s` = sum of `compute_time_s` + of `exposed_time_s` + of `stalled_time_s` + of `idle_time_s`.
 
     Attributes:
         step_time_s: until the last rank is done.
-        compute_time_s, exposed_time_s, idle_time_s: by (region, phase): operators on the compute stream; the stream
-            waiting for a collective in flight; the stream waiting for the host.
-        busy_s: by resource (`RESOURCES`), of the rank on which it is busiest.
+        compute_time_s, exposed_time_s, stalled_time_s, idle_time_s: by (region, phase): operators on the compute
+            stream; the stream waiting for a collective in flight; for a transfer in flight; for the host.
+        busy_s: by resource (`RESOURCES`, and the streams of transfers), of the rank on which it is busiest.
         timelines: nominal times of each program's operators, where they were asked for.
         reference: index of the program that ends last under the nominal draw.
         link_use: bytes and messages by tier (`link`, `nic`) of all collectives of the step.
@@ -46,6 +46,7 @@ class Replay:
     step_time_s: np.ndarray
     compute_time_s: Mapping[Key, np.ndarray]
     exposed_time_s: Mapping[Key, np.ndarray]
+    stalled_time_s: Mapping[Key, np.ndarray]
     idle_time_s: Mapping[Key, np.ndarray]
     busy_s: Mapping[str, np.ndarray]
     timelines: tuple[Timeline, ...]
@@ -56,9 +57,9 @@ class Replay:
 
     @property
     def region_time_s(self) -> dict[Key, np.ndarray]:
-        """Time of each (region, phase): its operators and its exposed communication; with `host_bound_s`, the step."""
+        """Time of each (region, phase): its operators and its waits; with `host_bound_s`, the step."""
         regions = dict(self.compute_time_s)
-        for key, exposed in self.exposed_time_s.items():
+        for key, exposed in (*self.exposed_time_s.items(), *self.stalled_time_s.items()):
             regions[key] = regions[key] + exposed if key in regions else exposed
         return regions
 
@@ -66,6 +67,11 @@ class Replay:
     def exposed_communication_s(self) -> np.ndarray:
         """[N] time in which the compute stream waits for collectives in flight."""
         return sum(self.exposed_time_s.values(), np.zeros_like(self.step_time_s))
+
+    @property
+    def exposed_transfer_s(self) -> np.ndarray:
+        """[N] time in which the compute stream waits for transfers between storage, host and device."""
+        return sum(self.stalled_time_s.values(), np.zeros_like(self.step_time_s))
 
     @property
     def host_bound_s(self) -> np.ndarray:
@@ -109,7 +115,7 @@ def replay(
     """
     catalogue = programs if isinstance(programs, Catalogue) else Catalogue(programs)
     programs = catalogue.programs
-    machine = Machine(topology.hardware, values, topology.ranks)
+    machine = Machine(topology.hardware, values, topology.ranks, topology.gpus_per_node)
     costs = costs_of(catalogue.ops, catalogue.issues, machine)
     links = _ran(catalogue, costs, topology, machine, has_timelines)
     clocks = links.clocks
@@ -122,6 +128,7 @@ def replay(
         step_time_s=ends.max(axis=0),
         compute_time_s=_of_last(computes, ends),
         exposed_time_s=_of_last([row_of(clocks[clock].exposed, row) for clock, row in links.seats], ends),
+        stalled_time_s=_of_last([row_of(clocks[clock].stalled, row) for clock, row in links.seats], ends),
         idle_time_s=_of_last([row_of(clocks[clock].idle, row) for clock, row in links.seats], ends),
         busy_s=_busy(catalogue, costs, computes, links),
         timelines=tuple(timelines[clock][row] for clock, row in links.seats) if has_timelines else (),
@@ -202,6 +209,10 @@ def _busy(
     for tier in TIERS:
         used = [latest(of_clock[tier], None) for of_clock in links.tier_busy if tier in of_clock]
         busy[tier] = np.maximum.reduce([none, *used])
+    for places, transfers in zip(catalogue.device_of, catalogue.transfers):
+        for stream, indices in transfers.items():
+            moving = costs.device_s[places[indices]].sum(axis=0)
+            busy[stream] = np.maximum(busy.get(stream, none), moving)
     return busy
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from moebench.case import Case
 from moebench.kinds import KINDS
-from moebench.program import Program
+from moebench.program import TRANSFERS, Program
 from moebench.results.rows import Row, row_of, without_number
 from moebench.sim.cost import NO_DEVICE_WORK
 from moebench.sim.incast import port_pressure
@@ -50,6 +50,8 @@ def rows_of_replay(case: Case, topology: Topology, programs: Sequence[Program], 
         for (region, phase), time_s in sorted(replay.region_time_s.items()):
             add("region_time", "s", time_s, region=region, phase=phase)
         add("exposed_communication", "s", replay.exposed_communication_s)
+        if replay.stalled_time_s:
+            add("exposed_transfer", "s", replay.exposed_transfer_s)
         add("host_bound", "s", replay.host_bound_s)
         for resource, busy_s in replay.busy_s.items():
             if busy_s.any():
@@ -96,8 +98,15 @@ def _add_counts(add: Any, program: Program) -> None:
     for region, count in sorted(flops.items()):
         if count:
             add("flops", "FLOP", count, region=region)
-    add("device_bytes", "B", sum(op.bytes for op in program.ops))
-    add("launches", "1", sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK))
+    add("device_bytes", "B", sum(op.bytes for op in program.ops if op.kind not in TRANSFERS))
+    moved: Counter[str] = Counter()
+    for op in program.ops:
+        if op.kind in TRANSFERS:
+            moved[op.kind] += op.bytes
+    for kind, count in sorted(moved.items()):
+        add("transfer_bytes", "B", count, transfer=kind)
+    no_launch = NO_DEVICE_WORK | TRANSFERS
+    add("launches", "1", sum(op.launches for op in program.ops if op.kind not in no_launch))
     add("host_syncs", "1", sum(op.kind == "host-read" for op in program.ops))
     add("collectives", "1", sum(op.collective is not None for op in program.ops))
 

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moebench.kernels.host import notifying
+from moebench.kernels.transfer import STREAM_OF, listening
 from moebench.program import BACKWARD, COMPUTE, TO_HOST, Op, Program
 from moebench.trace.banned import RefusePythonCalls, refuse, refuse_masks, refuse_stock_optimizer
 from moebench.trace.bytes import Call
@@ -76,6 +77,7 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         self._stack.enter_context(notifying(self._on_host_read, self))
+        self._stack.enter_context(listening(self))
         self._stack.enter_context(RefusePythonCalls())
         self._stack.enter_context(_Mode(self._on_operator))
         return self
@@ -99,6 +101,28 @@ class Recorder:
         region, phase = self._attribution.locate(name)
         op = Op(len(self.ops), name, "host-read", COMPUTE, region, phase, (), "", waits_on=tuple(copies))
         self.ops.append(op)
+
+    def transfer(self, kind: str, moved_bytes: int, after: Sequence[int]) -> int:
+        """Append the transfer that `moebench.kernels.transfer.start_transfer` starts."""
+        region, phase = self._attribution.locate(f"host::{kind}")
+        index, after = len(self.ops), tuple(place for place in after if place >= 0)
+        op = Op(index, f"host::{kind}", kind, STREAM_OF[kind], region, phase, (), "", 0, moved_bytes, waits_on=after)
+        self.ops.append(op)
+        return index
+
+    def device_waits(self, index: int) -> None:
+        """Append the wait of the compute stream for a transfer."""
+        name = "host::wait"
+        region, phase = self._attribution.locate(name)
+        self.ops.append(Op(len(self.ops), name, "wait", COMPUTE, region, phase, (), "", waits_on=(index,)))
+
+    def host_waits(self, indices: Sequence[int]) -> None:
+        """Append the wait of the host for transfers."""
+        self.finished(indices)
+
+    def mark(self) -> int:
+        """The last operator of the compute stream so far, -1 where there is none."""
+        return next((op.index for op in reversed(self.ops) if op.stream == COMPUTE), -1)
 
     def _append_read(self, name: str, kind: str, stream: str, values: Tensor) -> int:
         region, phase = self._attribution.locate(name)

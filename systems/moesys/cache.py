@@ -1,8 +1,9 @@
 """The middle tier: expert states in host memory, read from files and written back to them by a thread of its own.
 
 Decisions (which state leaves) are made at once, in the caller's thread, so that they do not depend on how fast anything
-runs; the bytes follow in the file thread, in the order of the requests. So a state that left is in its file before the
-next one is read into its place. A state that was changed reaches its file when it leaves, or at a commit.
+runs; the bytes follow in the file thread, in the order of the requests. So a state that left is in its file, and its
+copies to the device are over, before the next one is read into its place. A state that was changed reaches its file
+when it leaves, or at a commit.
 """
 
 import threading
@@ -53,25 +54,22 @@ class Entry:
 
     Attributes:
         record_B: its bytes, which are there once `ready` is done.
-        read: the transfer that brings them.
-        pins: uses that keep it in the cache until the caller ends them; `passing` ones end by themselves.
+        read, copied: the transfer that brings them, and the last one that takes them on to the device.
+        pins: uses that keep it in the cache.
+        passing: copies out of it that are under way; its memory is kept until they are over, wherever the state is.
         is_waiting: it was prefetched and nobody has needed it yet.
         is_bypassing: it is not in the cache, and leaves after its use.
     """
 
     record_B: Tensor
     read: Transfer = field(default_factory=Transfer)
+    copied: Transfer = field(default_factory=Transfer)
     ready: Future | None = None
     pins: int = 0
     passing: int = 0
     is_dirty: bool = False
     is_waiting: bool = False
     is_bypassing: bool = False
-
-    @property
-    def is_used(self) -> bool:
-        """Whether it has to stay."""
-        return bool(self.pins or self.passing)
 
 
 class HostCache:
@@ -113,7 +111,7 @@ class HostCache:
             self.check(key)
             if key in self._entries:
                 return self._entries[key]
-            stay = {k for k, entry in self._entries.items() if entry.is_used or (entry.is_waiting and k in wanted)}
+            stay = {k for k, entry in self._entries.items() if entry.pins or (entry.is_waiting and k in wanted)}
             if self._is_full() and len(stay) >= self.policy.capacity:
                 return None
             entry = self._request(key, stay, may_bypass=False)
@@ -132,8 +130,10 @@ class HostCache:
             self.check(key)
             entry = self._entries.get(key)
             if entry is None:
-                self.lock.wait_for(self._has_room)
-                entry = self._request(key, {k for k, other in self._entries.items() if other.is_used})
+                pinned = {k for k, other in self._entries.items() if other.pins and not other.is_bypassing}
+                if len(pinned) >= self.policy.capacity:
+                    raise RuntimeError(f"all {len(pinned)} states of the cache are in use: a larger one is needed")
+                entry = self._request(key, pinned)
                 assert entry is not None
             elif entry.is_waiting:
                 entry.is_waiting = False
@@ -160,8 +160,10 @@ class HostCache:
         with self.lock:
             entry.pins -= 1
             entry.is_dirty |= is_changed
-            self.leave_if_bypassing(key, entry)
-            self.lock.notify_all()
+            if entry.is_bypassing and not entry.pins and self._entries.get(key) is entry:
+                del self._entries[key]
+                if entry.is_dirty:
+                    self._write_back(key, entry)
 
     def wait_for(self, key: ExpertKey, entry: Entry) -> None:
         """Wait until the bytes of a state are there.
@@ -213,13 +215,12 @@ class HostCache:
                 entry.ready.result()
             return entry.record_B.clone()
         finally:
-            self.passed(key, entry)
+            self.passed(entry)
 
-    def passed(self, key: ExpertKey, entry: Entry) -> None:
-        """A passing use is over."""
+    def passed(self, entry: Entry) -> None:
+        """A copy out of a state is over."""
         with self.lock:
             entry.passing -= 1
-            self.leave_if_bypassing(key, entry)
             self.lock.notify_all()
 
     def commit(self, step: int) -> None:
@@ -231,22 +232,16 @@ class HostCache:
         with self.lock:
             self.check()
             host_waits(*[self._write_back(key, entry) for key, entry in self._entries.items() if entry.is_dirty])
-            if self._files is not None and self.store is not None:
-                self._files.submit(self._commit_files, step).result()
-            self.check()
+            done = None if self._files is None else self._files.submit(self._commit_files, step)
+        if done is not None:  # without the lock, which the ends of copies take
+            done.result()
+        self.check()
 
     def close(self) -> None:
         """End the file thread and close the store; what was changed since the last commit is lost."""
         if self._files is not None and self.store is not None:
             self._files.shutdown(wait=True)
             self.store.close()
-
-    def leave_if_bypassing(self, key: ExpertKey, entry: Entry) -> None:
-        """Let a state go that is not in the cache and no longer used; the lock is held."""
-        if entry.is_bypassing and not entry.is_used and self._entries.get(key) is entry:
-            del self._entries[key]
-            if entry.is_dirty:
-                self._write_back(key, entry)
 
     def _is_full(self) -> bool:
         return sum(not entry.is_bypassing for entry in self._entries.values()) >= self.policy.capacity
@@ -257,31 +252,23 @@ class HostCache:
         if not decision.is_cached and not may_bypass:
             return None
         self.counts.requests += 1
-        written: tuple[Transfer, ...] = ()
-        if decision.evicted is not None:
-            written = self._evict(decision.evicted)  # type: ignore[arg-type]
+        left = None if decision.evicted is None else self._evict(decision.evicted)  # type: ignore[arg-type]
         entry = Entry(self._free.pop() if decision.is_cached else self._record())
         entry.is_bypassing = not decision.is_cached
-        entry.read = start_transfer("storage-read", self.layout.record_bytes, written)
+        after = () if left is None else (left.copied,)
+        entry.read = start_transfer("storage-read", self.layout.record_bytes, after)
         self.counts.reads += 1
         if self._files is not None:
-            entry.ready = self._files.submit(self._read_file, key, entry.record_B)
+            entry.ready = self._files.submit(self._read_file, key, entry.record_B, left)
         self._entries[key] = entry
         return entry
 
-    def _has_room(self) -> bool:
-        """Whether some state may leave a full cache; passing uses end, others do not and are an error."""
-        cached = [entry for entry in self._entries.values() if not entry.is_bypassing]
-        if len(cached) < self.policy.capacity or not all(entry.is_used for entry in cached):
-            return True
-        if all(entry.pins for entry in cached):
-            raise RuntimeError(f"all {self.policy.capacity} states of the cache are in use: a larger one is needed")
-        return False
-
-    def _evict(self, key: ExpertKey) -> tuple[Transfer, ...]:
+    def _evict(self, key: ExpertKey) -> Entry:
         entry = self._entries.pop(key)
         self._free.append(entry.record_B)
-        return (self._write_back(key, entry),) if entry.is_dirty else ()
+        if entry.is_dirty:
+            self._write_back(key, entry)
+        return entry
 
     def _write_back(self, key: ExpertKey, entry: Entry) -> Transfer:
         entry.is_dirty = False
@@ -290,8 +277,12 @@ class HostCache:
             self._files.submit(self._in_files, lambda store: store.write(key, entry.record_B))
         return start_transfer("storage-write", self.layout.record_bytes)
 
-    def _read_file(self, key: ExpertKey, record_B: Tensor) -> None:
+    def _read_file(self, key: ExpertKey, record_B: Tensor, left: Entry | None) -> None:
+        """In the file thread; `left` had the memory before, and its copies depend on earlier reads only."""
         self.check()
+        if left is not None:
+            with self.lock:
+                self.lock.wait_for(lambda: not left.passing)
         assert self.store is not None
         self.store.read(key, record_B)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from moebench.kernels.optimizer import adamw_update
+from moebench.kernels.region import region
 from moebench.kernels.transfer import Transfer, host_waits, mark, start_transfer
 from moebench.systems.moesys.shards import ExpertKey, ShardStore
 from moebench.systems.moesys.state_layout import PARTS, StateLayout
@@ -85,11 +86,12 @@ class StoredExperts:
 
     def step(self) -> None:
         """Update every expert that got a gradient, in the order in which the gradients came; forget the gradients."""
-        for key, gradient in list(self._gradients.items()):
-            self._wait(gradient)
-            moved = (1 + 2 * len(PARTS)) * self.layout.elements * self.layout.state_dtype.itemsize
-            self.storage.update(key, partial(self._adam, gradient.host_P), moved)
-            del self._gradients[key]
+        moved = (1 + 2 * len(PARTS)) * self.layout.elements * self.layout.state_dtype.itemsize
+        with region("optimizer"):
+            for key, gradient in list(self._gradients.items()):
+                self._wait(gradient)
+                self.storage.update(key, partial(self._adam, gradient.host_P), moved)
+                del self._gradients[key]
 
     def gradients(self, key: ExpertKey) -> list[Tensor]:
         """What waits for a step, in the device's dtype on the host, zeros where nothing does."""
@@ -105,7 +107,8 @@ class StoredExperts:
 
     def commit(self, step: int) -> None:
         """Make the states of this step valid on disk, all at once."""
-        self.storage.commit(step)
+        with region("optimizer"):
+            self.storage.commit(step)
 
     def parameters(self, key: ExpertKey) -> dict[str, Tensor]:
         """A copy of an expert's parameters as its state has them, by name."""

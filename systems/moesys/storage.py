@@ -225,12 +225,12 @@ class HierarchicalStorage:
         """Let the parameters come into a slot; the lock is held."""
         slot.key, slot.entry = key, entry
         self.counts.copies += 1
-        slot.moved = start_transfer("to-device", self.layout.device_bytes, (entry.read, slot.free))
+        slot.moved = entry.copied = start_transfer("to-device", self.layout.device_bytes, (entry.read, slot.free))
         if self._copies is None:
             return
         entry.passing += 1
         slot.issued = Future()
-        self._copies.submit(self._copy_to_device, key, entry, slot, slot.issued, slot.free_event)
+        self._copies.submit(self._copy_to_device, entry, slot, slot.issued, slot.free_event)
 
     def _wait_for(self, key: ExpertKey, slot: _Slot) -> None:
         """Wait until a copy was issued, and let the device wait for its end."""
@@ -249,9 +249,7 @@ class HierarchicalStorage:
         if slot.copied_event is not None:
             torch.cuda.current_stream(self.device).wait_event(slot.copied_event)
 
-    def _copy_to_device(
-        self, key: ExpertKey, entry: Entry, slot: _Slot, issued: Future, free: torch.cuda.Event | None
-    ) -> None:
+    def _copy_to_device(self, entry: Entry, slot: _Slot, issued: Future, free: torch.cuda.Event | None) -> None:
         """In the thread of copies. The record is held until the copy is over."""
         try:
             if entry.ready is not None:
@@ -268,7 +266,7 @@ class HierarchicalStorage:
         except BaseException as error:
             issued.set_exception(error)
         finally:
-            self.cache.passed(key, entry)
+            self.cache.passed(entry)
 
     def _copy_on_stream(
         self, source_P: Tensor, slot: _Slot, free: torch.cuda.Event | None, issued: Future

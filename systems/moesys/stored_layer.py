@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.expert_ffn import expert_ffn
+from moebench.kernels.region import region
 from moebench.systems.fastmoe import Counts, FastMoELayer
 from moebench.systems.interface import LayerWeights
 from moebench.systems.moesys.experts import StoredExperts
@@ -68,7 +69,8 @@ class StoredMoELayer(FastMoELayer):
         counts = super().exchange_counts(counts_E)
         rows_L = [sum(of_rank) for of_rank in zip(*counts.received_RL)]
         self.chosen = [key for key, rows in zip(self.keys, rows_L, strict=True) if rows]
-        self.stored.prefetch(self.chosen)
+        with region("experts"):
+            self.stored.prefetch(self.chosen)
         return counts
 
     def run_experts(self, x_MD: Tensor, rows_L: Sequence[int]) -> Tensor:

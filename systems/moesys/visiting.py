@@ -110,6 +110,7 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, visit: _Visit) -> Any:
         ctx.visit = visit
+        assert visit.flat_P is not None
         return tuple(part.detach() for part in visit.tier.split(visit.key, visit.flat_P))
 
     @staticmethod
