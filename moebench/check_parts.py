@@ -25,7 +25,7 @@ from moebench.workloads.part import PARTS, PartWorkload
 
 TIMEOUT_MORE_S = 5.0
 SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3)
-SIZES = {"tokens": 32, "d_model": 24, "top_k": 3, "products": 2, "attention_mb": 0, "expert_mb": 0, "parameters": 3001}
+SIZES = {"tokens": 32, "d_model": 24, "top_k": 3, "products": 2, "vocabulary": 19, "parameters": 3001}
 SUMMED_MB = {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1}  # ten kilobytes
 TILE = 2
 OWN_DTYPE = ("gradient-sum", "row-sum")  # whose point is how they round

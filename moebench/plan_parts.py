@@ -141,6 +141,8 @@ def _held_bytes(workload: PartWorkload, shape: DecoderShape | None, ranks: int) 
         return (sizes["attention_mb"] + sizes["expert_mb"]) * 1e6 * sizes["sent_percent"] / 100
     if "parameters" in sizes:
         return 4.0 * sizes["parameters"]
+    if "vocabulary" in sizes:
+        return 4.0 * sizes["vocabulary"] * (sizes["d_model"] + sizes["tokens"] / ranks)
     width = shape.d_model if shape else sizes["d_model"]
     each = 2.0 * sizes["tokens"] * width
     if shape is None:
@@ -152,6 +154,9 @@ def _held_bytes(workload: PartWorkload, shape: DecoderShape | None, ranks: int) 
 
 def _flops(workload: PartWorkload, shape: DecoderShape | None, ranks: int) -> float:
     """Of the products of a rank."""
+    sizes = dict(workload.sizes)
+    if "vocabulary" in sizes:  # of a tied head, forward and backward
+        return 6.0 * sizes["tokens"] / ranks * sizes["vocabulary"] * sizes["d_model"]
     if shape is None:
         return 0.0
     rows = workload.size("tokens") / ranks
@@ -159,7 +164,7 @@ def _flops(workload: PartWorkload, shape: DecoderShape | None, ranks: int) -> fl
         return 2 * rows * shape.d_model * (shape.queries + 2 * shape.keys)
     if workload.part == "a2a+outproj":
         return 2 * rows * shape.d_model * shape.queries
-    products = dict(workload.sizes).get("products", 1)
+    products = sizes.get("products", 1)
     return 2 * rows * shape.top_k * products * shape.d_model * shape.d_ffn
 
 

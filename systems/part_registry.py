@@ -15,6 +15,7 @@ MAKERS = {
     "ag+scatter+groupedgemm": f"{_PAIRS}:gather_and_products",
     "groupedgemm+gather+rs": f"{_PAIRS}:products_and_reduce",
     "parameter-sync": f"{_SUMS}:parameter_sync",
+    "embedding": "moebench.systems.moesys.part_embedding:embedding",
     "gradient-sum": f"{_SUMS}:gradient_sum",
     "row-sum": f"{_SUMS}:row_sum",
 }
@@ -56,6 +57,10 @@ def problem(
         return f"tokens = {workload.size('tokens')} is not divisible by ranks = {ranks}"
     if workload.part == "dispatch" and workload.size("tokens") // ranks * workload.size("top_k") % ranks:
         return f"top_k = {workload.size('top_k')} rows of {workload.size('tokens') // ranks} tokens can't go to {ranks}"
+    if "vocabulary" in part.sizes:
+        vocabulary, width = workload.size("vocabulary"), workload.size("d_model")
+        if not vocabulary or not width or width % ranks:
+            return f"vocabulary = {vocabulary}, d_model = {width}: at least 1, and columns for ranks = {ranks} evenly"
     if "products" in part.sizes and workload.size("products") not in (1, 2):
         return f"products = {workload.size('products')}: 1, or 2 with a gate's"
     return None if shape is None else _of_shape(workload, system, shape, ranks, tile)

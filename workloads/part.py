@@ -18,6 +18,7 @@ SIZES: Mapping[str, str] = {
     "attention_mb": "a",  # megabytes (10^6) of attention's parameters that a rank holds where none are cut
     "expert_mb": "e",  # megabytes of the experts' parameters of a rank
     "sent_percent": "s",  # how much of those megabytes a rank has to sum: 50 where they count FP32 and BF16 travels
+    "vocabulary": "v",
     "parameters": "n",  # gradients that a rank holds
     "steps": "s",
 }
@@ -81,6 +82,17 @@ PARTS: Mapping[str, Part] = {
         {
             "tp-attention": "attention's parameters cut over the ranks of a node: everything is summed along rails",
             "sp-attention": "every rank has all of attention's: summed inside a node too, beside what travels outside",
+        },
+    ),
+    "embedding": Part(
+        "Look-up of token embeddings and its gradient, of tokens that are another rank's own; tied: the logits too",
+        ("tokens", "vocabulary", "d_model"),
+        {
+            "whole": "every rank has the whole table, whose gradient is summed over the ranks",
+            "columns": "every rank has some columns: three all-to-alls, of ids, of rows and of their gradients",
+            "whole-tied": "as whole, and the table is the output head",
+            "columns-tied": "as columns; of the head, rows are exchanged by columns and partial logits are summed",
+            "gathered-tied": "as columns; for the head, the table is gathered forward and backward",
         },
     ),
     "gradient-sum": Part("The sum of gradients over replicas, a shard to each", ("parameters",), _SUMS, dtype="fp32"),

@@ -10,6 +10,7 @@ from moebench.workloads.part import PARTS, workload_of
 from tests.moebench import part_functions
 
 SIZES = {"tokens": 64, "d_model": 8, "top_k": 2, "attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "steps": 1}
+SIZES |= {"vocabulary": 30}
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def test_counts_must_be_the_ranks(counts):
 
 
 def test_the_formulas_at_the_papers_sizes():
-    """V = 50304, D = 8192: 8 ranks save 5.77 of 6.59 GB of states; a head gathers the table from about D / R tokens."""
+    """V = 50304, D = 8192: 8 ranks save 5.77 of 6.59 GB of states; a head gathers the table from 1.5 D / R tokens."""
     sizes = EmbeddingSizes(1024, 50304, 8192, 8)
     assert saved_bytes(sizes) == pytest.approx(5.77e9, rel=1e-3)
     assert cheaper_head(sizes) == "columns"
