@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks import calibration_repeats, nccl_tables, simgrid_check
+from benchmarks import calibration_repeats, lancet_results, nccl_tables, simgrid_check
 from benchmarks.calibration_repeats import Repeat
 from benchmarks.rows_csv import read_rows
 from benchmarks.validation_results import (
@@ -48,7 +48,7 @@ def page(results: Mapping[str, list[Result]], repeats: Mapping[str, list[Repeat]
         parts += [f"## Ranks on {machine}", summary(judge(those)), _figure(), *_tables(those)]
         if found := (repeats or {}).get(machine):
             parts += ["### Does a calibration repeat?", calibration_repeats.markdown(found)]
-    parts += [_nccl(), _simgrid(), _READING]
+    parts += [*_whole_models(), _nccl(), _simgrid(), _READING]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -165,6 +165,15 @@ def _nccl() -> str:
     )
 
 
+def _whole_models() -> list[str]:
+    """A section a machine on which a whole model was trained with and without overlap."""
+    parts: list[str] = []
+    for path in sorted(FOLDER.glob("lancet-*.csv")):
+        title = f"## A whole model: Lancet beside RAF on {path.stem.removeprefix('lancet-')}"
+        parts += [title, _WHOLE_MODELS, lancet_results.markdown(lancet_results.read(path))]
+    return parts
+
+
 def _simgrid() -> str:
     if not simgrid_check.CSV.exists():
         return "## SimGrid\n\nNot run: `python -m benchmarks.simgrid_check`."
@@ -247,6 +256,11 @@ and exchanges of other sizes are predicted. Nothing is fitted to a step's time.
 _OVERLAP_READING = """
 *Hidden*: the share of the shorter part that disappears behind the longer one. What does not disappear is the processor
 time that sending costs where ranks keep all cores busy; the model adds it to the work beside the exchange.
+"""
+
+_WHOLE_MODELS = """
+Written by `python -m benchmarks.lancet_measured`. The simulator is given the plans that the ranks ran. This validates
+the passes and the simulator; it judges no claim about GPUs.
 """
 
 _NCCL_READING = """

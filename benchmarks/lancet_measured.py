@@ -1,143 +1,115 @@
-"""Lancet against RAF on an emulated cluster: python -m benchmarks.lancet_measured [--nic-rate 400mbit] [--pairs 20]
+"""Lancet against RAF on an emulated cluster: python -m benchmarks.lancet_measured [--nic-rate 250mbit] [--pairs 20]
 
-Two nodes of one CPU rank each, whose link is the bottleneck, and a model of several blocks whose communication takes 30
-to 50 % of the step. Both systems live on the same ranks and run in turns, in random order within each pair; the gain is
-the median of the pairs' ratios with a bootstrap interval, beside what Lancet's own cost model and the simulator expect.
-Exposed communication is the time that the compute stream really spent in waits. It says nothing about GPUs. Takes under
-five minutes; needs two idle cores, and root or user namespaces for the shaped link (`--unshaped` does without).
+Two nodes of one CPU rank each, whose link is the bottleneck, and a model of several blocks. It first calibrates the
+ranks and their network (about a minute), then lets both systems run on the same ranks in turns, in random order within
+each pair, and asks the simulator for the same plans on the cluster as calibrated. The default rate is chosen so that
+communication takes 30 to 50 % of RAF's step. It says nothing about GPUs.
+
+It writes results/measured/lancet-<cpu>.csv (every step of every rank by kind of call), .json (settings, plans,
+expectations), the machine as calibrated in a folder beside them, and docs/accuracy.md. Takes about four minutes; needs
+two idle cores, and root or user namespaces.
 """
 
 import argparse
-import random
-import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from moebench.kernels.collectives.group import Group
-from moebench.systems.lancet.executor import Span
-from moebench.systems.lancet.profile import MeasuredProfile
-from moebench.systems.lancet.system import LANCET, RAF, sample_data
-from moebench.systems.model_interface import ModelStep, Place
-from moebench.workloads.errors import InputError
+from benchmarks.accuracy import FOLDER, PAGE, write_page
+from benchmarks.lancet_results import LANCET, RAF, Measured, markdown, write
+from moebench.calibrate_ranks import calibrate_ranks, place_of, ranks_of, write_machine
+from moebench.cluster.link_fit import Place
+from moebench.kernels.collectives.group import described_group
+from moebench.local.machine import cpu_slug
+from moebench.sim.replay import replay
+from moebench.sim.uncertainty import draw
+from moebench.systems.lancet.plan import Plan
+from moebench.systems.lancet.system import sample_data
+from moebench.systems.lancet.training import PlannedStep
+from moebench.trace.recorder import record_step
 from moebench.workloads.layer import GateSpec
+from moebench.workloads.load import load_topology
 from moebench.workloads.machine import Topology
 from moebench.workloads.model import shape_of
+from moebench.workloads.models.gpt2_moe import GPT2MoE
 
 MODEL = "gpt2-moe+layers=6+d_model=256+heads=4+sequence=128+vocabulary=512"
-WAITS = ("wait", "read_sizes")
-SEED, WARM_UP = 0, 2
-SWITCH_BUFFER_BYTES = 512 * 1024
+SIZE, NIC_RATE, BATCH_SIZE, PAIRS = "2x1", "250mbit", 16, 20
+TARGET = "benchmarks.lancet_steps:run_rank"
 LIMIT_S = 600.0
+SAMPLES, SEED, INTERVAL = 200, 0, (5, 95)
 
 
-def run_rank(group: Group, model: str, batch_size: int, pairs: int) -> dict[str, Any]:
-    """What one rank saw: seconds of every step of both systems, and of its waits; what was planned."""
-    shape, cpu = shape_of(model, GateSpec("switch"), batch_size, group.size), torch.device("cpu")
-    place = Place(group, cpu, MeasuredProfile)
-    steps = {system.name: system.build(shape, place) for system in (RAF, LANCET)}
-    data = sample_data(shape, cpu, group.rank + 1)
-    for step in steps.values():
-        for _ in range(WARM_UP):
-            step.run(data)
-    order, seen = random.Random(SEED), []
-    for _ in range(pairs):
-        names = list(steps)
-        order.shuffle(names)
-        seen.append({name: _timed(steps[name], data, group) for name in names})
-    planned = steps[LANCET.name].planned
-    told = () if planned is None else planned.told
-    expected = None if planned is None else (planned.before.makespan_s, planned.after.makespan_s)
-    return {"pairs": seen, "told": told, "expected_s": expected}
+def measure(place: Place, options: argparse.Namespace, folder: Path) -> Measured:
+    """Calibrate, run, and predict; machine files go to `folder`."""
+    path = options.machine
+    if path is None:
+        calibration = calibrate_ranks(place, dtypes=("fp32",))
+        path, _ = write_machine(calibration, folder / "emulated.toml")
+        print(f"calibrated in {calibration.seconds:.0f} s", flush=True)
+    args = (options.model, options.batch_size, options.pairs)
+    with ranks_of(place) as launcher:
+        seen = launcher.run(TARGET, (*args, launcher.counters), timeout_s=LIMIT_S)
+    first, plans = seen[0], seen[0]["plans"]
+    facts = {
+        "model": options.model,
+        "batch_size": options.batch_size,
+        "size": SIZE,
+        "nic_rate": options.nic_rate,
+        "cores": place.cores,
+        "torch": torch.__version__,
+        "calls": {name: len(plan.calls) for name, plan in plans.items()},
+        "launches": first["launches"],
+        "together_s": first["together_s"],
+        **first["planned"],
+        "simulated": simulated(plans, options.model, options.batch_size, load_topology(str(path))),
+    }
+    return Measured([step for of_rank in seen for step in of_rank["steps"]], facts)
 
 
-def _timed(step: ModelStep, data: tuple[torch.Tensor, torch.Tensor], group: Group) -> tuple[float, float]:
-    """Seconds of a step, and of its waits."""
-    spans: list[Span] = []
-    dist.barrier(group=group.process_group)
-    start_s = time.perf_counter()
-    step.run(data, spans)  # type: ignore[call-arg]
-    took_s = time.perf_counter() - start_s
-    return took_s, sum(span.end_s - span.start_s for span in spans if span.name.startswith(WAITS))
-
-
-def summary(of_ranks: list[dict[str, Any]]) -> list[str]:
-    """The lines that are printed: medians, intervals, exposed communication, expectations."""
-    def slowest(name: str, what: int) -> np.ndarray:
-        return np.array([[pair[name][what] for pair in seen["pairs"]] for seen in of_ranks]).max(axis=0)
-
-    raf_s, lancet_s = slowest(RAF.name, 0), slowest(LANCET.name, 0)
-    ratio = raf_s / lancet_s
-    source = np.random.default_rng(SEED)
-    medians = np.median(ratio[source.integers(0, len(ratio), (2000, len(ratio)))], axis=1)
-    low, high = np.percentile(medians, (2.5, 97.5))
-    exposed = {name: float(np.median(slowest(name, 1))) for name in (RAF.name, LANCET.name)}
-    lines = [
-        f"raf {1e3 * np.median(raf_s):.0f} ms, lancet {1e3 * np.median(lancet_s):.0f} ms a step (medians)",
-        f"lancet is {np.median(ratio):.3f} times as fast (median of {len(ratio)} pairs; 95 %: {low:.3f} to {high:.3f})"
-        f", faster in {int((ratio > 1).sum())}",
-        f"exposed communication: raf {1e3 * exposed[RAF.name]:.0f} ms ({exposed[RAF.name] / np.median(raf_s):.0%} of "
-        f"the step), lancet {1e3 * exposed[LANCET.name]:.0f} ms",
-    ]
-    before_s, after_s = of_ranks[0]["expected_s"]
-    lines.append(f"Lancet's own cost model expects {before_s / after_s:.3f} times ({1e3 * before_s:.0f} to "
-                 f"{1e3 * after_s:.0f} ms)")  # fmt: skip
-    return lines
-
-
-def simulated(topology: Topology, model: str, batch_size: int) -> str:
-    """What the simulator expects of both systems on the described cluster."""
-    from moebench.case import Case
-    from moebench.sim.replay import replay
-    from moebench.sim.uncertainty import nominal
-    from moebench.trace.model import programs_of
-    from moebench.workloads.model import ModelWorkload
-
-    workload = ModelWorkload(model, shape_of(model, GateSpec("switch"), batch_size, 2))
-    times = {}
-    for name in (RAF.name, LANCET.name):
-        case = Case("measured", "pairs", name, workload, topology.name, "2x1", "sim")
-        done = replay(programs_of(case, topology), topology, nominal(topology.parameters()))
-        times[name] = float(done.step_time_s[0])
-    ratio = times[RAF.name] / times[LANCET.name]
-    return f"the simulator expects {ratio:.3f} times ({1e3 * times['raf']:.0f} to {1e3 * times['lancet']:.0f} ms)"
+def simulated(plans: Mapping[str, Plan], model: str, batch_size: int, topology: Topology) -> dict[str, Any]:
+    """What the simulator says of these plans on the described cluster, and 5 to 95 % of the gain's draws."""
+    values = draw(topology.parameters(), SAMPLES, SEED)
+    found: dict[str, Any] = {}
+    steps: dict[str, np.ndarray] = {}
+    for name, plan in plans.items():
+        group = described_group(topology.ranks, 0, ranks_per_node=topology.gpus_per_node)
+        shape = shape_of(model, GateSpec("switch"), batch_size, group.size)
+        data = sample_data(shape, torch.device("meta"))
+        step = PlannedStep(GPT2MoE(shape, group, "meta"), plan, group, learning_rate=0.0)
+        recorder = record_step(lambda: step(data), persistent=[*step.parameters, *data])  # noqa: B023 - run at once
+        done = replay((recorder.program(0, topology.ranks, range(topology.ranks)),), topology, values)
+        steps[name] = done.step_time_s
+        found[name] = {
+            "step_s": float(done.step_time_s[0]),
+            "exposed_s": float(done.exposed_communication_s[0]),
+            "host_bound_s": float(done.host_bound_s[0]),
+        }
+    found["gain"] = [float(one) for one in np.percentile(steps[RAF][1:] / steps[LANCET][1:], INTERVAL)]
+    return found
 
 
 def main() -> None:
-    """Measure, and print."""
-    from moebench.cluster.emulation import emulated
-    from moebench.cluster.launchers import Loopback, in_lab
-    from moebench.workloads.load import load_topology, with_overrides
-    from moebench.workloads.units import RATE, parse
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nic-rate", default="400mbit", help="of the link between the two nodes")
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=16, help="sequences of a rank")
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Lancet against RAF on an emulated cluster of this machine.")
+    parser.add_argument("--nic-rate", default=NIC_RATE, help="of both nodes")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="sequences of a rank")
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--unshaped", action="store_true", help="over loopback")
-    parser.add_argument("--told", action="store_true", help="print what Lancet did")
+    parser.add_argument("--machine", type=Path, help="topology file of ranks calibrated before, at this rate")
+    parser.add_argument("-o", "--output", type=Path, help=f"CSV file, default {FOLDER}/lancet-<cpu>.csv")
     options = parser.parse_args()
-    args = (options.model, options.batch_size, options.pairs)
-    target = "benchmarks.lancet_measured:run_rank"
-    name, overrides = emulated("2x1", None if options.unshaped else options.nic_rate, unshaped=options.unshaped)
-    if options.unshaped:
-        seen = Loopback(2, 1).run(target, args, timeout_s=LIMIT_S)
-    else:
-        rate = parse(overrides["nic.bandwidth"], RATE, "--nic-rate").si
-        with in_lab(2, 1, 8 * rate, SWITCH_BUFFER_BYTES) as launcher:
-            seen = launcher.run(target, args, timeout_s=LIMIT_S)
-    if options.told:
-        print("\n".join(seen[0]["told"]))
-    print("\n".join(summary(seen)))
-    try:
-        topology = with_overrides(load_topology(str(name)), overrides)
-    except InputError as error:
-        print(f"the simulator's expectation: {error}")
-        return
-    print(simulated(topology, options.model, options.batch_size))
+    path = options.output or FOLDER / f"lancet-{cpu_slug()}.csv"
+    found = measure(place_of(SIZE, options.nic_rate), options, path.with_suffix(""))
+    write(found, path)
+    print("\n".join(found.facts["told"]))
+    print(markdown(found))
+    if options.output is None:
+        write_page()
+    print(f"written to {path}" + ("" if options.output else f" and {PAGE}"))
 
 
 if __name__ == "__main__":

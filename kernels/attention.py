@@ -48,6 +48,24 @@ def attention_reference(
     return torch.einsum("bhst,bhtd->bhsd", scores.softmax(-1), v_BHSD)
 
 
+def attention_with_scores(q_BHSD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool = True) -> Tensor:
+    """The same in plain operators, as frameworks had it before FlashAttention: all scores are written and read again by
+    each of them, and the probabilities kept for the backward.
+
+    Raises:
+        ValueError: as `attention`; another number of heads in keys and values than in queries.
+    """
+    _check(q_BHSD, k_BHSD, v_BHSD)
+    if k_BHSD.shape[1] != q_BHSD.shape[1]:
+        raise ValueError(f"q has {q_BHSD.shape[1]} heads, k has {k_BHSD.shape[1]}: must be as many")
+    seq, keys = q_BHSD.shape[2], k_BHSD.shape[2]
+    scores_BHSZ = torch.matmul(q_BHSD, k_BHSD.transpose(-1, -2)) * q_BHSD.shape[-1] ** -0.5
+    if causal:
+        future_SZ = torch.ones(seq, keys, dtype=torch.bool, device=q_BHSD.device).triu(1 + keys - seq)
+        scores_BHSZ = scores_BHSZ.masked_fill(future_SZ, float("-inf"))
+    return torch.matmul(scores_BHSZ.softmax(-1), v_BHSD)
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_tensor("q", q, "BHSD")
     check_tensor("k", k, "BGSD")

@@ -1,21 +1,23 @@
 """One training step of a whole model as a workload: which model, gate, batch and precision. Plain data, no torch.
 
 A model is named `gpt2-s-moe`, `gpt2-l-moe` (Lancet, arXiv 2404.19429), or is of any size: `gpt2-moe` with options, as
-`gpt2-moe+layers=4+d_model=128+heads=4+sequence=64+vocabulary=512`.
+`gpt2-moe+layers=4+d_model=128+heads=4+sequence=64+vocabulary=512`. All may have `+attention=fused`: one operator in
+place of the paper's plain ones, which keep all scores.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.models.shape import GPT2MoEShape, gpt2_l_moe, gpt2_s_moe
+from moebench.workloads.models.shape import ATTENTIONS, GPT2MoEShape, gpt2_l_moe, gpt2_s_moe
 
 ANY_SIZE = "gpt2-moe"
 NAMED = {"gpt2-s-moe": gpt2_s_moe, "gpt2-l-moe": gpt2_l_moe}
 MODELS = (*NAMED, ANY_SIZE)
-OPTIONS = ("layers", "d_model", "heads", "d_ffn", "sequence", "moe_every", "vocabulary", "positions")
+ATTENTION = "attention"  # an option of all
+SIZES = ("layers", "d_model", "heads", "d_ffn", "sequence", "moe_every", "vocabulary", "positions")
 # fp32 whose products run on matrix units that keep 10 bits of the factors, as torch 1.10 did by default on A100.
 TF32 = "tf32"
 MODEL_DTYPES = ("fp32", TF32)
@@ -26,26 +28,37 @@ def shape_of(model: str, gate: GateSpec, batch_size: int, ranks: int) -> GPT2MoE
     """The shape of a model by name on so many ranks, two experts on each.
 
     Raises:
-        InputError: unknown model or option, or a value that is no whole number.
+        InputError: unknown model or option, or a value that an option can't have.
     """
     stem, *pairs = model.split("+")
     if stem not in MODELS:
         raise one_of("model", stem, MODELS)
+    options = _options(model, pairs, (ATTENTION,) if stem in NAMED else (*SIZES, ATTENTION))
+    attention = options.pop(ATTENTION, ATTENTIONS[0])
     if stem in NAMED:
-        if pairs:
-            raise InputError(f"model {model!r}: only {ANY_SIZE} has options")
-        return NAMED[stem](ranks, batch_size, gate)
-    sizes: dict[str, Any] = {"layers": 4, "d_model": 128, "heads": 4, "sequence": 64, "vocabulary": 512}
-    for pair in pairs:
-        name, _, text = pair.partition("=")
-        if name not in OPTIONS:
-            raise one_of(f"option of {ANY_SIZE}", name, OPTIONS)
-        if not text.isdecimal():
-            raise InputError(f"model {model!r}: {name}={text} is not a whole number")
-        sizes[name] = int(text)
+        return replace(NAMED[stem](ranks, batch_size, gate), attention=attention)
+    sizes: dict[str, Any] = {"layers": 4, "d_model": 128, "heads": 4, "sequence": 64, "vocabulary": 512, **options}
     sizes = {"d_ffn": 4 * sizes["d_model"], "positions": sizes["sequence"], **sizes}
     experts = EXPERTS_OF_A_RANK * ranks
-    return GPT2MoEShape(experts=experts, batch_size=batch_size, gate=gate, **sizes)
+    return GPT2MoEShape(experts=experts, batch_size=batch_size, gate=gate, attention=attention, **sizes)
+
+
+def _options(model: str, pairs: Sequence[str], allowed: Sequence[str]) -> dict[str, Any]:
+    """The options that stand behind a model's name."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        if name not in allowed:
+            raise one_of(f"option of {model.partition('+')[0]}", name, allowed)
+        if name == ATTENTION:
+            if text not in ATTENTIONS:
+                raise one_of(f"{ATTENTION} of {model!r}", text, ATTENTIONS)
+            found[name] = text
+        elif text.isdecimal():
+            found[name] = int(text)
+        else:
+            raise InputError(f"model {model!r}: {name}={text} is not a whole number")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ EXCHANGE_METRICS = ("collective_time",)
 GATE_METRICS = ("supported",)
 MODEL_METRICS = (
     *("step_time", "exposed_communication", "alltoall_share_of_step"),
-    *("optimisation_time", "prediction_error"),
+    *("optimisation_time", "prediction_error", "best_partition_count"),
 )
 GIVEN_LOGITS = ("iid", "exact", "zipf")
 FIGURE_KINDS = ("speedup", "breakdown")  # speedup against batch size, a panel a gate; steps by region, one a size

@@ -7,7 +7,7 @@ import pandas as pd
 
 from moebench.claims.scoreboard import Score
 from moebench.report.kernel_figures import kernel_figure
-from moebench.report.model_view import speedups
+from moebench.report.model_figures import speedups
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, percent, times
 from moebench.results.store import RunFolder
 from moebench.workloads.suite import JobExperiment, JobReading

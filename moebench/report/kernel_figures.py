@@ -17,8 +17,9 @@ def kernel_figure(
     names: Sequence[str],
     reported: Mapping[str, float] | None = None,
     narrow: bool = False,
+    marks_one: bool = True,
 ) -> str:
-    """Values on a logarithmic axis, 1 marked.
+    """Values on a logarithmic axis, by default 1 marked.
 
     Args:
         points: columns shape, direction, implementation, value, low, high, note (why there is no value); rows are drawn
@@ -44,14 +45,16 @@ def kernel_figure(
         for axis, direction in zip(axes[:, 0], directions):
             _panel(axis, points[points["direction"] == direction], shapes[direction], marks, narrow)
             axis.set_title(direction)
-            axis.axvline(1, color=MUTED, lw=1, ls=":")
+            if marks_one:
+                axis.axvline(1, color=MUTED, lw=1, ls=":")
             for label, value in (reported or {}).items():
                 axis.axvline(value, color=INK, lw=1.1, ls="--")
                 axis.annotate(
                     label, (value, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), fontsize=8,
                     textcoords="offset points", va="bottom",
                 )  # fmt: skip
-        _log_axis(axes[-1, 0], points, reported or {}, narrow)
+        marked = [*(reported or {}).values(), *([1.0] if marks_one else [])]
+        _log_axis(axes[-1, 0], points, marked, narrow)
         axes[-1, 0].set_xlabel(x_label)
         handles = [plt.Line2D([], [], ls="none", marker=shape, color=colour, ms=5) for colour, shape in marks.values()]
         columns = min(len(marks), 3 if narrow else 5)
@@ -94,12 +97,12 @@ def _panel(
         )  # fmt: skip
 
 
-def _log_axis(axis, points: pd.DataFrame, reported: Mapping[str, float], narrow: bool) -> None:
+def _log_axis(axis, points: pd.DataFrame, marked: Sequence[float], narrow: bool) -> None:
     """Ticks that read as plain numbers."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     numbers = pd.concat([points[c] for c in ("value", "low", "high")]).dropna()
-    numbers = [*numbers[numbers > 0], *reported.values(), 1.0]
+    numbers = [*numbers[numbers > 0], *marked]
     low, high = min(numbers) / 1.25, max(numbers) * 1.25
     axis.set_xscale("log")
     axis.set_xlim(low, high)

@@ -51,6 +51,8 @@ METRICS = (
     *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
     *("link_bytes", "exposed_communication", "loss", "control_deviation"),
     *("error", "largest_error", "gradient_error", "gradient_largest_error"),
+    *("alltoall_share_of_step", "alltoall_over_expert_time"),
+    *("best_partition_count", "prediction_error", "optimisation_time"),
 )
 
 READING = (
@@ -107,7 +109,7 @@ def page(folder: RunFolder) -> dict[str, Any]:
         "headline": suite.title,
         "has_claims": bool(scores),
         "lead": _lead(scores, frame, record),
-        "findings": [experiment["answer"] for experiment in experiments if experiment["answer"]],
+        "findings": [e.get("finding", e["answer"]) for e in experiments if e["answer"]],
         "facts": facts_text(scores),
         "scoreboard": score_table(scores, defaults),
         "claims": cards,

@@ -84,6 +84,10 @@ class Profile:
     def __len__(self) -> int:
         return len(self._seconds)
 
+    def knows(self, node: fx.Node) -> bool:
+        """Whether anything with its operator and shapes has run."""
+        return node.op == "call_function" and signature(node) in self._seconds
+
     def seconds(self, node: fx.Node) -> float:
         """Of a node that computes.
 

@@ -26,6 +26,8 @@ class PlannedStep:
 
     def __call__(self, data: Sequence[Tensor], spans: list[Span] | None = None) -> Tensor:
         """The loss of this rank."""
+        for parameter in self.parameters:
+            parameter.grad = None  # the last step's would lie beside this one's, in no plan's memory
         with region("loss"):
             share = torch.full((), 1 / self.group.size, device=self.parameters[0].device)
         inputs = [*(parameter.detach() for parameter in self.parameters), *data, share]

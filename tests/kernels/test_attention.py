@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.kernels.attention import attention, attention_reference
+from moebench.kernels.attention import attention, attention_reference, attention_with_scores
 from moebench.kernels.cost import declared_cost
 from tests.kernels.support import assert_matches, assert_same_operators, random
 
@@ -48,6 +48,21 @@ def test_queries_are_the_last_positions_of_longer_keys(causal, seq, keys):
     if causal and seq:
         padded = torch.cat([random(1, 2, keys - seq, 4, grad=False), q], 2)
         torch.testing.assert_close(attention(q, k, v), attention(padded, k, v)[:, :, keys - seq :])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("batch", "seq", "keys"), [(2, 5, 5), (1, 2, 7), (0, 3, 3), (1, 0, 2)])
+def test_plain_operators_give_the_same(causal, batch, seq, keys):
+    """Outputs and gradients of the form that keeps its scores; CPU and meta run the same operators."""
+    q, k, v = random(batch, 3, seq, 4), random(batch, 3, keys, 4), random(batch, 3, keys, 4)
+    assert_matches(
+        lambda *qkv: attention_with_scores(*qkv, causal), lambda *qkv: attention_reference(*qkv, causal), q, k, v,
+        rtol=1e-9,
+    )  # fmt: skip
+    assert_same_operators(lambda *qkv: attention_with_scores(*qkv, causal), q, k, v)
+    if batch:
+        with pytest.raises(ValueError, match="must be as many"):
+            attention_with_scores(q, k[:, :1], v[:, :1])
 
 
 def test_scale_and_non_contiguous_inputs():

@@ -62,7 +62,8 @@ def test_a_topology_without_cases_is_not_asked_for():
     ("model", "says"),
     [
         ("gpt3", "unknown model"),
-        ("gpt2-s-moe+layers=2", "only gpt2-moe has options"),
+        ("gpt2-s-moe+layers=2", "unknown option of gpt2-s-moe"),
+        ("gpt2-s-moe+attention=flash", "choose one of: fused, scores"),
         ("gpt2-moe+colour=2", "unknown option of gpt2-moe"),
         ("gpt2-moe+layers=many", "not a whole number"),
     ],
@@ -71,6 +72,8 @@ def test_models_are_named_or_of_any_size(model, says):
     """What a name says, and what is wrong with others."""
     shape = shape_of("gpt2-moe+layers=2+d_model=32+sequence=16", GateSpec("switch"), 4, 2)
     assert (shape.layers, shape.d_ffn, shape.positions, shape.experts, shape.tokens) == (2, 128, 16, 4, 64)
+    assert shape.attention == "scores"
+    assert shape_of("gpt2-s-moe+attention=fused", GateSpec("switch"), 4, 2).attention == "fused"
     with pytest.raises(InputError, match=says):
         shape_of(model, GateSpec("switch"), 4, 2)
     assert "choose one of fp32, tf32" in ModelWorkload("gpt2-moe", shape, "bf16").problem(2)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moebench.kernels.attention import attention
+from moebench.kernels.attention import attention, attention_with_scores
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.region import region
 from moebench.workloads.errors import InputError
@@ -26,7 +26,7 @@ _STD = 0.02  # of GPT-2's initial weights
 
 
 class Attention(nn.Module):
-    """Causal self-attention with its two projections, as the shared kernel runs it."""
+    """Causal self-attention with its two projections."""
 
     def __init__(self, shape: GPT2MoEShape, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         shape = self.shape
         sizes = (shape.batch_size, shape.sequence, 3, shape.heads, shape.d_model // shape.heads)
         q, k, v = self.qkv(x_TD).view(sizes).permute(2, 0, 3, 1, 4).unbind(0)
-        y_BHSD = attention(q, k, v)
+        y_BHSD = attention(q, k, v) if shape.attention == "fused" else attention_with_scores(q, k, v)
         return self.out(y_BHSD.transpose(1, 2).reshape(x_TD.shape))
 
 

@@ -10,6 +10,7 @@ from moebench.workloads.conventions import Conventions
 from moebench.workloads.layer import ACTIVATIONS, GateSpec
 
 GATES = ("switch", "topk", "bpr")
+ATTENTIONS = ("scores", "fused")
 # C = floor(cf x ceil(T / E)), and no auxiliary loss: what the paper's models train with.
 MODEL_CONVENTIONS = Conventions(capacity_rule="k-times-floor", auxiliary=0.0)
 
@@ -24,6 +25,7 @@ class GPT2MoEShape:
         batch_size, sequence: B and S of one rank.
         vocabulary, positions: rows of the two embeddings; the output head is the first of them.
         activation: of the experts; dense blocks take GELU.
+        attention: `scores` in plain operators that keep them, as the paper's frameworks had it; `fused`, one operator.
         conventions: rule of capacity, minimum and alignment, order of the queue.
     """
 
@@ -40,6 +42,7 @@ class GPT2MoEShape:
     vocabulary: int = 50257
     positions: int = 1024
     activation: str = "relu"
+    attention: str = "scores"
     conventions: Conventions = MODEL_CONVENTIONS
 
     @property
@@ -98,6 +101,8 @@ class GPT2MoEShape:
             return "capacity_rule unlimited: the model's shapes would follow its data"
         if self.activation not in ACTIVATIONS[:2]:
             return f"activation = {self.activation!r}: choose one of {', '.join(ACTIVATIONS[:2])}"
+        if self.attention not in ATTENTIONS:
+            return f"attention = {self.attention!r}: choose one of {', '.join(ATTENTIONS)}"
         if self.capacity_factor <= 0 or self.capacity < 1:
             return f"capacity_factor = {self.capacity_factor} leaves no slot for {self.tokens} tokens"
         return None

@@ -41,13 +41,14 @@ def viewed(experiment, frame):
 def test_a_figure_of_speedups_and_every_number_in_a_table():
     """In one sentence, drawn wide and narrow, and a line a case with what it has."""
     view = viewed("ablation", frame_of("ablation"))
-    assert view["answer"] == "lancet is 1.25 to 2.00 times as fast as raf at 4 points, 1.44 on average."
+    assert view["answer"] == (
+        "Times as fast as raf, on average over 4 points: lancet 1.44, lancet+moves=false 1.20, lancet+parts=false 1.31."
+    )
+    assert view["finding"].startswith("Either pass alone, and both: Times as fast")
     (figure,) = view["figures"]
     assert figure.title == "Speedup over raf"
     assert figure.svg.count("<svg") == 2
     assert next(row[5:] for row in figure.table.rows if "moves" in row[4]) == ["1.04x", "1.04x to 1.04x"]
-    one = viewed("ablation", frame_of("ablation").query("model == 'gpt2-l-moe' and topology == '4x8-p4de'"))
-    assert one["answer"] == "lancet is 2.00 times as fast as raf at one point."
     table = view["cases"]
     assert len(table.rows) == 16
     assert list(table.columns[-3:]) == ["step, ms", "exposed, ms", "note"]
@@ -55,13 +56,47 @@ def test_a_figure_of_speedups_and_every_number_in_a_table():
     assert "gpt2-s-moe and gpt2-l-moe, by reading of the paper: artifact: 48 and 24 on p4de in tf32" in view["layer"]
 
 
-def test_what_has_no_number_says_why_and_what_has_no_baseline_is_not_drawn():
-    """An unsupported system; an experiment without a figure; no rows at all."""
+def test_rivals_are_no_part_of_the_sentence():
+    """One system and its range over the points of the default reading, or at one point."""
+    frame = frame_of("end-to-end").query("topology == '4x8-p4de' and gate == 'switch'")
+    two = viewed("end-to-end", frame)
+    assert two["answer"] == "lancet is 1.25 to 2.00 times as fast as raf at 2 points, 1.62 on average."
+    one = viewed("end-to-end", frame.query("model == 'gpt2-l-moe'"))
+    assert one["answer"] == "lancet is 2.00 times as fast as raf at one point."
+
+
+def test_rows_stand_as_the_suite_lists_them():
+    """Whatever order cases end in: clusters, gates, models, systems; other readings behind."""
+    frame = frame_of("end-to-end")
+    shuffled = viewed("end-to-end", frame.sample(frac=1, random_state=0))
+    (figure,) = shuffled["figures"]
+    assert [row[0:4] for row in figure.table.rows[:15:7]] == [
+        ["gpt2-s-moe", "switch", "48", "2x8-p4de"],
+        ["gpt2-l-moe", "switch", "24", "2x8-p4de"],
+        ["gpt2-s-moe", "bpr-1", "48", "2x8-p4de"],
+    ]
+    assert [row[0] for row in shuffled["cases"].rows] == [row[0] for row in viewed("end-to-end", frame)["cases"].rows]
+
+
+def test_a_metric_without_a_baseline_is_drawn_by_itself():
+    """In its unit, with what every system has on average; one that is 0 says so."""
+    frame = frame_of("decomposition")
+    frame.loc[(frame["system"] == "lancet") & (frame["metric"] == "exposed_communication"), "value"] = 0.0
+    view = viewed("decomposition", frame)
+    assert view["answer"].startswith("Exposed communication in ms, on average over 8 points: lancet 0, raf 359, tutel")
+    (figure,) = view["figures"]
+    assert figure.title == "Exposed communication, ms"
+    assert "lancet 0 ms" in figure.svg
+    single = viewed("optimisation-time", frame_of("optimisation-time").replace("step_time", "optimisation_time"))
+    assert single["answer"] == "Time of the passes of lancet: 1.00 s at 8 points."
+
+
+def test_what_has_no_number_says_why():
+    """An unsupported system in the table; no rows, no figure."""
     frame = frame_of("ablation", lacking=("lancet+moves=false",))
-    rows = [row for row in viewed("ablation", frame)["cases"].rows if "moves=false" in row[0]]
-    assert {row[-1] for row in rows} == {"unsupported: because"}
-    view = viewed("decomposition", frame_of("decomposition"))
-    assert (view["figures"], view["answer"]) == ([], "")
+    view = viewed("ablation", frame)
+    assert {row[-1] for row in view["cases"].rows if "moves=false" in row[0]} == {"unsupported: because"}
+    assert "lancet+moves" not in view["answer"]
     assert viewed("ablation", frame[:0])["figures"] == []
 
 

@@ -19,6 +19,10 @@ from tests.systems.lancet.models import inputs_of as tensors_of
 WIDE = replace(SMALL, batch_size=4)
 aten = torch.ops.aten
 RESIZED = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+ATTENTIONS = {
+    "scores": (aten.bmm.default, aten.masked_fill.Scalar, aten._softmax.default),
+    "fused": (torch.ops.moebench.attention.default,),
+}
 PASSED_ON = torch.ops.moebench.assign_slots.default  # whose parts are those of test_gating.py
 
 
@@ -57,9 +61,10 @@ def call(node, given):
     return node.target(*args, **kwargs)
 
 
-def test_every_rule_cuts_what_it_says():
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_rule_cuts_what_it_says(attention):
     """Each admissible split of each operator of a model's forward, in two parts, on real tensors."""
-    step, nodes, tensors = forward(WIDE)
+    step, nodes, tensors = forward(replace(WIDE, attention=attention))
     values = dict(zip([n for n in step.graph.nodes if n.op == "placeholder"], tensors))
     tried = set()
     for node in nodes:
@@ -81,7 +86,7 @@ def test_every_rule_cuts_what_it_says():
                 assert torch.allclose(first(found), first(wanted), atol=1e-5), (node.name, splits, out)
             tried.add(node.target)
     assert len(tried) >= 18
-    assert {operator.getitem, aten.addmm.default, torch.ops.moebench.attention.default} <= tried
+    assert {operator.getitem, aten.addmm.default, *ATTENTIONS[attention]} <= tried
 
 
 def span(nodes, before, behind):
@@ -106,7 +111,7 @@ def test_a_range_over_everything_goes_by_sequences():
     assert all(axis == WHOLE for node, axis in axes.items() if node not in data)
     found = named(axes)
     assert {found[n.name] for n in inside if n.meta["region"] == "exchange"} == {IRREGULAR}
-    assert (found["addmm"], found["unbind"], found["attention"]) == (0, 0, 0)
+    assert (found["addmm"], found["unbind"], found["bmm"], found["_softmax"]) == (0, 0, 0, 0)
     permuted = {node for node in inside if node.target is aten.permute.default}
     assert {node for node in inside if axes[node] == 1} == permuted
 

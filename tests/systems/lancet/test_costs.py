@@ -1,16 +1,20 @@
 """Linear pieces with and without the artifact's segment, and a profile of a real plan."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.kernels.collectives.group import described_group
+from moebench.systems.lancet.blocks import DISPATCH, name_of
 from moebench.systems.lancet.capture import capture
 from moebench.systems.lancet.costs import LinearPieces, Profile, signature, times_of, trimmed_mean
 from moebench.systems.lancet.executor import Executor, Span
 from moebench.systems.lancet.gradient_sync import with_gradient_sync
 from moebench.systems.lancet.nodes import collective_of, is_view, is_wait, value_of
 from moebench.systems.lancet.plan import plan_of
+from moebench.systems.lancet.profile import MeasuredProfile
 from moebench.systems.lancet.schedule import schedule
 from tests.systems.lancet.models import SMALL, data_of, inputs_of, model_of
 
@@ -92,3 +96,20 @@ def test_a_profile_of_one_rank_prices_the_graph_of_many():
     with pytest.raises(KeyError):
         times.node_s(unknown)
     assert schedule(step, times).before.compute_s > 0
+
+
+def test_parts_are_priced_by_the_step_of_a_smaller_batch():
+    """Measured once for each number of parts; a number that divides no batch shares the time evenly; dispatch packs."""
+    shape, alone = replace(SMALL, batch_size=4), described_group(1)
+    model, data = model_of(shape, alone), data_of(shape)
+    step = capture(model, data)
+    prices = MeasuredProfile(model, data, alone, runs=1, warm_up=0)(step)
+    node = next(node for node in step.graph.nodes if node.name == "addmm")
+    dispatch = next(node for node in step.graph.nodes if name_of(node) == DISPATCH)
+    halves_s, thirds_s = prices.parts.part_s(node, 2), prices.parts.part_s(node, 3)
+    whole_s, launch_s = prices.times.node_s(node), prices.times.copy_s(1024)
+    assert thirds_s == launch_s + max(0.0, whole_s - launch_s) / 3
+    assert halves_s > 0
+    assert halves_s != launch_s + max(0.0, whole_s - launch_s) / 2
+    assert prices.parts.part_s(node, 2) == halves_s
+    assert prices.parts.part_s(dispatch, 4) > prices.times.copy_s(value_of(dispatch).nbytes // 4)
