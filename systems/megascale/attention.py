@@ -21,6 +21,7 @@ from moebench.kernels.collectives.start_wait import start_all_gather, start_redu
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
 from moebench.kernels.rope import rope_tables
+from moebench.systems.decoder.recomputing import again, remade
 from moebench.systems.megascale.fp8_exchange import reduce_scatter_fp8
 from moebench.systems.megascale.heads import Heads, unpack_heads
 from moebench.systems.megascale.overlapped import project_and_send, send_and_project
@@ -88,13 +89,16 @@ class Attention(nn.Module):
     def forward(self, x_SBD: Tensor) -> Tensor:
         """Rows of this rank through attention, without the residual."""
         with region("attention"):
-            h_TD = rms_norm(x_SBD.flatten(0, 1), self.weights["norm1_D"], self.shape.eps)
+            x_TD, weight_D, eps = x_SBD.flatten(0, 1), self.weights["norm1_D"], self.shape.eps
+            h_TD = again(rms_norm(x_TD, weight_D, eps), lambda: rms_norm(x_TD, weight_D, eps))
             return self.run(self, h_TD.view(x_SBD.shape))
 
 
 def _tensor_parallel(self: Attention, h_SBD: Tensor) -> Tensor:
     with region("exchange"):
+        own = remade(h_SBD)
         h_SBD = start_all_gather(h_SBD, self.group).wait()
+        h_SBD = again(h_SBD, lambda: start_all_gather(own(), self.group).wait())
     y_SBD = self.heads.out(self.heads.attend(*self.heads.projected(h_SBD, (self.cos, self.sin))))
     with region("exchange"):
         if self.fp8:

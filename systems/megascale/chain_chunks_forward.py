@@ -73,8 +73,19 @@ def add_out(s: State) -> None:
 
 def start_tokens(s: State) -> None:
     """Every rank gets all rows, chunk by chunk."""
-    for name, piece in zip(s.of_chunks("ln2_out_ag"), s["ln2_out"].chunk(s.chunks), strict=True):
-        s.flights[name] = start_all_gather(piece, s.group)
+    start_first_tokens(s)
+    start_other_tokens(s)
+
+
+def start_first_tokens(s: State) -> None:
+    """The first chunk, while the router runs."""
+    s.flights["ln2_out_ag.0"] = start_all_gather(s["ln2_out"].chunk(s.chunks)[0], s.group)
+
+
+def start_other_tokens(s: State) -> None:
+    """The others, behind the routes: these are few, and rows are put in order while the tokens travel."""
+    for chunk in range(1, s.chunks):
+        s.flights[f"ln2_out_ag.{chunk}"] = start_all_gather(s["ln2_out"].chunk(s.chunks)[chunk], s.group)
 
 
 def place(s: State) -> None:
@@ -178,9 +189,10 @@ def forward_in_chunks(chunks: int) -> list[Operator]:
         *(("attention", of(out, chunk)) for chunk in each),
         ("attention", add_out),
         ("dense", whole.norm2),
-        ("exchange", start_tokens),
+        ("exchange", start_first_tokens),
         ("gate", whole.choose),
         ("exchange", whole.start_routes),
+        ("exchange", start_other_tokens),
         ("dispatch", place),
         *((name, of(one, chunk)) for chunk in each for name, one in comes),
         ("experts", gate_products),

@@ -29,6 +29,7 @@ from moebench.kernels.collectives.start_wait import (
 from moebench.kernels.host import read_ints
 from moebench.kernels.permute import permute, unpermute, weights_of_rows
 from moebench.kernels.region import region
+from moebench.systems.decoder.recomputing import again, remade
 from moebench.systems.megascale.ffn import run_experts, run_shared
 from moebench.systems.megascale.fp8_exchange import reduce_scatter_fp8
 from moebench.systems.megascale.overlapped import gather_and_multiply, multiply_and_reduce
@@ -77,9 +78,10 @@ def problem(strategy: str, shape: DecoderShape, ranks: int) -> str | None:
 def gathered(h_TD: Tensor, routes: Routes, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, experts and weights of all ranks, in the ranks' order; the small ones travel beside the tokens."""
     with region("exchange"):
-        tokens = start_all_gather(h_TD, group)
+        own, tokens = remade(h_TD), start_all_gather(h_TD, group)
         experts, weights = start_all_gather(routes.experts_TK, group), start_all_gather(routes.weights_TK, group)
-        return tokens.wait(), experts.wait(), weights.wait()
+        h_WD = again(tokens.wait(), lambda: start_all_gather(own(), group).wait())
+        return h_WD, experts.wait(), weights.wait()
 
 
 def _by_all_gather(
@@ -93,7 +95,9 @@ def _by_all_gather(
     h_WD, experts_WK, weights_WK = gathered(h_TD, routes, group)
     with region("dispatch"):
         rows, count = rows_here(experts_WK, weights_WK, strategy, shape, group, setting.capacity_factor)
-        x_ND = permute(h_WD, rows.rows_WK, count, zero_unused=False)
+        all_tokens, rows_WK = remade(h_WD), rows.rows_WK
+        x_ND = permute(h_WD, rows_WK, count, zero_unused=False)
+        x_ND = again(x_ND, lambda: permute(all_tokens(), rows_WK, count, zero_unused=False))
         weights_N = weights_of_rows(weights_WK, rows.rows_WK, count)
     y_ND = run_experts(x_ND, rows.ends_L, weights_N, weights)
     shared_WD = run_shared(h_WD, weights)
@@ -122,6 +126,14 @@ def _by_all_to_all(
         received = read_ints(received_RL, "received_counts")
     sent_R = [sum(sent[first : first + local]) for first in range(0, shape.experts, local)]
     received_R = [sum(received[first : first + local]) for first in range(0, shape.experts, local)]
+    own = remade(h_TD)
+
+    def arrive() -> Tensor:
+        sent_ND = permute(own(), rows.rows_WK, routes.experts_TK.numel(), zero_unused=False)
+        with region("exchange"):
+            came_ND = start_all_to_all(sent_ND, group, sent_R, received_R).wait()
+        return reorder_blocks(came_ND, (ranks, local), (1, 0), received)
+
     with region("exchange"):
         flying = start_all_to_all(x_ND, group, sent_R, received_R)
         flying_weights = start_all_to_all(weights_N, group, sent_R, received_R)
@@ -130,6 +142,7 @@ def _by_all_to_all(
         x_ND, weights_N = flying.wait(), flying_weights.wait()
     with region("dispatch"):
         x_ND = reorder_blocks(x_ND, (ranks, local), (1, 0), received)
+        x_ND = again(x_ND, arrive)
         weights_N = reorder_blocks(weights_N, (ranks, local), (1, 0), received)
         ends_L = received_RL.sum(0).cumsum(0)
     y_ND = run_experts(x_ND, ends_L, weights_N, weights)

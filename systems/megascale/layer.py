@@ -12,6 +12,7 @@ from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
 from moebench.systems.decoder.products import gradient_of, mark
+from moebench.systems.decoder.recomputing import again, recomputing
 from moebench.systems.megascale import attention, experts, volumes
 from moebench.systems.megascale.attention import Attention
 from moebench.systems.megascale.routing import device_balance_loss, route
@@ -57,6 +58,8 @@ class DecoderLayer(nn.Module):
             the least weights; nothing is then read on the host. None drops nobody.
         chunks: into which a rank's rows are cut, so that collectives overlap with the products next to them (`sp`,
             `tp` and `ep-ag` of experts; overlapped.py).
+        recomputes: whether norms, what was gathered or sent, rows of experts and activations are made again in the
+            backward instead of kept, as far as Fig 9 says so (decoder/recomputing.py); in one chunk.
 
     Raises:
         InputError: an unknown strategy, or a shape that it can't run on these ranks.
@@ -75,6 +78,7 @@ class DecoderLayer(nn.Module):
         chunks: int = 1,
         fp8: bool = False,
         capacity_factor: float | None = None,
+        recomputes: bool = False,
     ) -> None:
         super().__init__()
         if experts_by == "auto":
@@ -96,6 +100,7 @@ class DecoderLayer(nn.Module):
             raise InputError(reason)
         self.shape, self.group, self.fp8, self.capacity_factor = shape, group, fp8, capacity_factor
         self.attention_by, self.experts_by, self.chunks = attention_by, experts_by, chunks
+        self.recomputes = recomputes
         self.cuts: dict[str, Cut] = attention.cuts(attention_by) | experts.cuts(experts_by)
         like = torch.empty(0, device=device, dtype=dtype)
         self.weights = nn.ParameterDict(
@@ -120,16 +125,18 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's rows [s, B, D] (attention `dp`: [S, B / n, D]) through the layer."""
-        with region("attention"):
-            x_TD = (x_SBD + self.attention(x_SBD)).flatten(0, 1)
-        y_TD, aux = self.experts(x_TD)
-        with region("dense"):
-            return (x_TD + y_TD).view(x_SBD.shape), aux
+        with recomputing(self.recomputes):
+            with region("attention"):
+                x_TD = (x_SBD + self.attention(x_SBD)).flatten(0, 1)
+            y_TD, aux = self.experts(x_TD)
+            with region("dense"):
+                return (x_TD + y_TD).view(x_SBD.shape), aux
 
     def experts(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Norm, router and experts, without the residual; the loss counts this rank's tokens."""
         with region("dense"):
-            h_TD = rms_norm(x_TD, self.weights["norm2_D"], self.shape.eps)
+            weight_D, eps = self.weights["norm2_D"], self.shape.eps
+            h_TD = again(rms_norm(x_TD, weight_D, eps), lambda: rms_norm(x_TD, weight_D, eps))
         with region("gate"):
             routes = route(h_TD, self.weights["router_DE"], self.shape)
             devices = 1 if self.experts_by == "tp" else self.group.size

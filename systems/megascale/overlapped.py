@@ -10,8 +10,9 @@ results are the plain form's. A finer cut is nearer to a fused kernel, and costs
     multiply_and_reduce   grouped product + gather + reduce-scatter
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from moebench.kernels.collectives.start_wait import start_all_gather, start_all_
 from moebench.kernels.host import read_ints
 from moebench.kernels.permute import permute, unpermute, weights_of_rows
 from moebench.kernels.region import region
+from moebench.systems.decoder.recomputing import again, remade
 from moebench.systems.megascale.chunk_products import ChunkedWeight
 from moebench.systems.megascale.ffn import run_shared
 from moebench.systems.megascale.heads import Heads, merge_heads, pack_heads
@@ -58,12 +60,21 @@ def send_and_project(heads: Heads, y_SBQ: Tensor, group: Group, chunks: int = 1)
     pieces = [x.flatten(0, 1).contiguous() for x in by_rank.chunk(chunks, 1)]
     with region("exchange"):
         flying = [start_all_to_all(piece, group) for piece in pieces]
-    parts = []
-    for one in flying:
+    parts, whole = [], remade(y_SBQ)
+    for chunk, one in enumerate(flying):
         with region("exchange"):
             y = one.wait()
-        parts.append(heads.out(merge_heads(y, group.size)))
+        merged = merge_heads(y, group.size)
+        parts.append(heads.out(again(merged, partial(_sent_again, whole, group, chunks, chunk))))
     return parts[0] if chunks == 1 else torch.cat(parts)
+
+
+def _sent_again(whole: Callable[[], Tensor], group: Group, chunks: int, chunk: int) -> Tensor:
+    """A chunk of attention's output at its rows' ranks, once more."""
+    piece = whole().unflatten(0, (group.size, -1)).chunk(chunks, 1)[chunk].flatten(0, 1).contiguous()
+    with region("exchange"):
+        y = start_all_to_all(piece, group).wait()
+    return merge_heads(y, group.size)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.host import read_ints
 from moebench.kernels.permute import sorted_rows
 from moebench.kernels.topk_gate import topk_gate
+from moebench.systems.decoder.recomputing import again, remade
 from moebench.systems.layer import mean_over_tokens
 from moebench.workloads.models.decoder import DecoderShape
 
@@ -29,8 +30,9 @@ class Routes:
 
 def route(x_TD: Tensor, router_DE: Tensor, shape: DecoderShape) -> Routes:
     """The K most probable experts of every token; the router's product in fp32, or wider where x is."""
-    wide = torch.promote_types(x_TD.dtype, torch.float32)
-    logits_TE = torch.mm(x_TD.to(wide), router_DE.to(wide))
+    wide, own = torch.promote_types(x_TD.dtype, torch.float32), remade(x_TD)
+    wide_TD = x_TD if x_TD.dtype == wide else again(x_TD.to(wide), lambda: own().to(wide))
+    logits_TE = torch.mm(wide_TD, router_DE.to(wide))
     probs_TE, weights_TK, experts_TK = topk_gate(logits_TE, shape.top_k, shape.renormalises)
     return Routes(experts_TK, weights_TK, probs_TE)
 

@@ -3,9 +3,9 @@
     megascale+attention=sp+experts=ep-ag+overlap=inter+chunks=2+keep=selective+gradients=bf16-all-to-all+capacity=none
 
 `overlap`: `none`, operators one after another as autograd has them; `inter`, the listed operators of section 4.2 (under
-`sp` and `ep-ag`); `intra`, these in so many `chunks` (section 4.3). `keep`: what is kept for the backward where
-operators are listed. `experts=ep` is the better of the two ways by the paper's rule. `gradients`: how the replicas sum
-them. `capacity`: of a device, in even shares.
+`sp` and `ep-ag`); `intra`, these in so many `chunks` (section 4.3). `keep`: what is kept for the backward. `experts=ep`
+is the better of the two ways by the paper's rule. `gradients`: how the replicas sum them. `capacity`: of a device, in
+even shares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -153,7 +153,8 @@ class MegaScale:
         if told.overlap != "none":
             return partial(ListedLayer, keep=told.keep, capacity_factor=told.factor, chunks=told.cuts)
         by = {"attention_by": told.attention, "experts_by": self._experts_by(shape, ranks)}
-        return partial(DecoderLayer, **by, capacity_factor=told.factor)  # type: ignore[arg-type]
+        recomputes = told.keep == "selective"
+        return partial(DecoderLayer, **by, capacity_factor=told.factor, recomputes=recomputes)  # type: ignore[arg-type]
 
 
 def _check_capacity(text: str) -> None:

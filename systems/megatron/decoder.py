@@ -27,6 +27,7 @@ from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
 from moebench.systems.decoder.products import gradient_of, mark
+from moebench.systems.decoder.recomputing import recomputing, run_again
 from moebench.systems.megascale.attention import Attention
 from moebench.systems.megascale.weights import DecoderWeights
 from moebench.systems.megatron import indexed
@@ -41,6 +42,7 @@ from moebench.workloads.models.decoder import DecoderShape
 
 VERSIONS = ("0.10", "modern")
 ATTENTION = ("tensor", "ulysses")
+RECOMPUTE = {"0.10": ("none", "moe"), "modern": ("none", "activation", "moe")}
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,15 @@ class DecoderSetting:
         tensor_parallel: t; 1 under `ulysses`.
         dispatcher: `alltoall`, or in 0.10 `allgather`.
         attention: `tensor`, or in modern `ulysses`.
+        recompute: what the backward makes again: nothing; all between the second norm and the residual (`moe`,
+            `moe_layer_recompute`); in modern the experts' activation alone (`activation`, `moe_act`).
     """
 
     version: str = "0.10"
     tensor_parallel: int = 1
     dispatcher: str = "alltoall"
     attention: str = "tensor"
+    recompute: str = "none"
 
     def __post_init__(self) -> None:
         dispatchers = tuple(indexed.DISPATCHERS) if self.version == "0.10" else ("alltoall",)
@@ -65,6 +70,7 @@ class DecoderSetting:
             ("version of Megatron", self.version, VERSIONS),
             ("dispatcher", self.dispatcher, dispatchers),
             ("attention", self.attention, ATTENTION if self.version == "modern" else ATTENTION[:1]),
+            ("recompute", self.recompute, RECOMPUTE[self.version]),
         ):
             if value not in known:
                 raise one_of(what, value, known)
@@ -145,7 +151,7 @@ class MegatronDecoder(nn.Module):
         """This rank's rows through the layer."""
         with region("attention"):
             x_TD = (x_SBD + self.attention(x_SBD)).flatten(0, 1)
-        y_TD, aux = self.experts(x_TD)
+        y_TD, aux = run_again(self.experts, x_TD) if self.setting.recompute == "moe" else self.experts(x_TD)
         with region("dense"):
             return (x_TD + y_TD).view(x_SBD.shape), aux
 
@@ -164,7 +170,8 @@ class MegatronDecoder(nn.Module):
         outbound = start_dispatch(h_TD, experts_TK, weights_TK, self.group, self.shape.experts)
         shared_TD = run_shared(h_TD, self.weights, self.mesh.tensor)
         x_ND, weights_N = outbound.land(self.group)
-        y_ND = run_experts(x_ND, outbound.ends_L, self.weights, weights_N)
+        with recomputing(self.setting.recompute == "activation"):
+            y_ND = run_experts(x_ND, outbound.ends_L, self.weights, weights_N)
         y_TD = land_combine(start_combine(y_ND, outbound.way, self.group), outbound.way)
         return _sum(y_TD, shared_TD)
 

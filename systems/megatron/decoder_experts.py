@@ -9,6 +9,7 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.region import region
 from moebench.kernels.swiglu import swiglu
 from moebench.systems.decoder.products import grouped_product
+from moebench.systems.decoder.recomputing import again
 from moebench.systems.megatron.linears import column_product, row_product
 
 
@@ -16,7 +17,8 @@ def run_experts(x_ND: Tensor, ends_L: Tensor, weights: nn.ParameterDict, weights
     """Rows sorted by expert through their experts (TEGroupedMLP), times their weights where there are any."""
     with region("experts"):
         h_NG = grouped_product(x_ND, ends_L, weights["w13_EDG"])
-        return grouped_product(swiglu(h_NG, weights_N), ends_L, weights["w2_EFD"])
+        a_NF = again(swiglu(h_NG, weights_N), lambda: swiglu(h_NG, weights_N))
+        return grouped_product(a_NF, ends_L, weights["w2_EFD"])
 
 
 def run_shared(h_TD: Tensor, weights: nn.ParameterDict, group: Group) -> Tensor | None:

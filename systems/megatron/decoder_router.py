@@ -12,7 +12,7 @@ from moebench.kernels.explicit import count
 from moebench.kernels.region import region
 from moebench.kernels.topk import topk
 from moebench.kernels.topk_gate import topk_gate
-from moebench.systems.megatron.routes import softmax
+from moebench.systems.megatron.routes import gating_linear, softmax
 from moebench.workloads.models.decoder import DecoderShape
 
 
@@ -27,8 +27,7 @@ def route(
     """
     with region("gate"):
         if fused:
-            wide = torch.promote_types(x_TD.dtype, torch.float32)
-            logits_TE = torch.mm(x_TD.to(wide), router_DE.to(wide))
+            logits_TE = gating_linear(x_TD, router_DE.t(), torch.promote_types(x_TD.dtype, torch.float32))
             probs_TE, weights_TK, experts_TK = topk_gate(logits_TE, shape.top_k, shape.renormalises)
         else:
             logits_TE = torch.mm(x_TD, router_DE)

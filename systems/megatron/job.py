@@ -1,12 +1,12 @@
 """Megatron-LM as systems that train decoders, of October 2024 and of today.
 
-    megatron_0.10+tensor=node+expert=node+dispatcher=alltoall
-    megatron_modern+tensor=node+expert=node+attention=tensor
+    megatron_0.10+tensor=node+expert=node+dispatcher=alltoall+recompute=none
+    megatron_modern+tensor=node+expert=node+attention=tensor+recompute=none
 
 `tensor`: tensor-parallel ranks t; `expert`: expert-parallel ranks, in 0.10 beside t, so that t times as many share a
 layer, in modern all that share it; `node`: as many as a node has, or has left. No more tensor-parallel ranks than a
 node has are taken. Micro-batches are those of a tensor-parallel group. `attention=ulysses` cuts sequences among the
-expert-parallel ranks. Gradients are summed in FP32, as BF16 runs force.
+expert-parallel ranks. `recompute`: as of `DecoderSetting`. Gradients are summed in FP32, as BF16 runs force.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from moebench.systems.job_interface import ADAM, JobStage, Spread, StagePlace, T
 from moebench.systems.megascale import stage
 from moebench.systems.megascale.reads import counts_of
 from moebench.systems.megatron import decoder
-from moebench.systems.megatron.decoder import ATTENTION, DecoderSetting
+from moebench.systems.megatron.decoder import ATTENTION, RECOMPUTE, DecoderSetting
 from moebench.systems.megatron.indexed import DISPATCHERS
 from moebench.systems.megatron.trained import MegatronStage
 from moebench.workloads.errors import InputError, one_of
@@ -38,6 +38,7 @@ class Options:
     expert: str = NODE
     dispatcher: str = "alltoall"
     attention: str = "tensor"
+    recompute: str = "none"
 
 
 class MegatronJob:
@@ -52,7 +53,7 @@ class MegatronJob:
     @property
     def choices(self) -> Mapping[str, Sequence[str]]:
         """Options and their values."""
-        own: dict[str, Sequence[str]] = {"tensor": _DEGREES, "expert": _DEGREES}
+        own: dict[str, Sequence[str]] = {"tensor": _DEGREES, "expert": _DEGREES, "recompute": RECOMPUTE[self.version]}
         more: dict[str, Sequence[str]] = {"dispatcher": tuple(DISPATCHERS)}
         return own | (more if self.version == "0.10" else {"attention": ATTENTION})
 
@@ -143,7 +144,7 @@ class MegatronJob:
 
     def _setting(self, layout: JobLayout) -> DecoderSetting:
         tensor, told = self._degrees(layout)[0], self.options
-        return DecoderSetting(self.version, tensor, told.dispatcher, told.attention)
+        return DecoderSetting(self.version, tensor, told.dispatcher, told.attention, told.recompute)
 
 
 MEGATRON_0_10 = MegatronJob(

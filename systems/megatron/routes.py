@@ -47,7 +47,12 @@ class MegatronRouter(Router):
         assert self.weight_ED is not None
         if self.jitters and self.training:
             x_TD = jitter(x_TD.to(self.gate_dtype))
-        return _GatingLinear.apply(x_TD, self.weight_ED, self.gate_dtype)
+        return gating_linear(x_TD, self.weight_ED, self.gate_dtype)
+
+
+def gating_linear(x_TD: Tensor, w_ED: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x w^T` in another dtype; the casts are taken again in the backward."""
+    return _GatingLinear.apply(x_TD, w_ED, dtype)
 
 
 class _GatingLinear(torch.autograd.Function):

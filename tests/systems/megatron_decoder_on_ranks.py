@@ -16,6 +16,7 @@ from tests.systems.megascale.on_ranks import CLOSE, SHAPES, B, S, expected, pois
 
 OLD = [DecoderSetting("0.10", t, dispatcher) for t, dispatcher in product((1, 2, 4), ("alltoall", "allgather"))]
 MODERN = [DecoderSetting("modern", t) for t in (1, 2, 4)] + [DecoderSetting("modern", attention="ulysses")]
+AGAIN = [DecoderSetting("0.10", 2, recompute="moe"), DecoderSetting("modern", 2, recompute="activation")]
 
 
 def step(layer, x, upstream):
@@ -54,7 +55,7 @@ def differences(what, layer, done, name, times=1):
 def layers_equal_the_definition(group):
     """Outputs, losses and all gradients, in every setting that fits the ranks, with poisoned memory."""
     wrong = []
-    for setting in OLD + MODERN:
+    for setting in OLD + MODERN + AGAIN:
         if group.size % setting.tensor_parallel:
             continue
         names = ("shared", "crowded") if group.size > 1 else ("normed",)

@@ -243,6 +243,22 @@ def chunks_equal_the_definition(group):
     return wrong
 
 
+def what_is_made_again_is_the_same(group):
+    """Under autograd too: outputs and gradients to the bit, whatever strategy."""
+    wrong = []
+    shape, weights, x, upstream = whole("shared", torch.float32)
+    for by in (("sp", "ep-ag"), ("tp", "tp"), ("sp", "tp"), ("tp", "ep-ag"), ("cp", "ep-a2a")):
+        found = []
+        for recomputes in (False, True):
+            layer = DecoderLayer(shape, S, B, group, *by, recomputes=recomputes)
+            layer.load(weights)
+            done = step(layer, x, upstream)
+            found.append([*done, *(weight.grad for weight in layer.weights.values())])
+        if not all(torch.equal(*both) for both in zip(*found)):
+            wrong.append(f"{by}: something differs")
+    return wrong
+
+
 def bytes_equal_the_formulas(group):
     """What real ranks send in a forward, of rows; under balanced routing."""
     shape, sizes, weights, x = balanced(group.size)
@@ -329,6 +345,7 @@ def all_checks(group):
     found["bytes"] = bytes_equal_the_formulas(group)
     found["listed"] = the_listed_layer_equals_the_definition(group)
     found["kept"] = kept_tensors_are_those_of_fig_9(group)
+    found["again"] = what_is_made_again_is_the_same(group)
     found["chunks"] = chunks_equal_the_definition(group)
     found["gradients"] = gradients.sums_are_within_their_errors(group)
     found["fp8"] = gradients.fp8_is_within_its_error(group)

@@ -8,7 +8,7 @@ from moebench.ranks import run_ranks
 
 CHECKS = (
     *("strategies shared", "strategies normed", "strategies crowded", "bytes", "listed", "kept"),
-    *("chunks", "gradients", "fp8", "sharded", "capacity", "fp8 layer", "nodes"),
+    *("again", "chunks", "gradients", "fp8", "sharded", "capacity", "fp8 layer", "nodes"),
 )
 
 
