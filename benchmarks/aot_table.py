@@ -5,18 +5,20 @@ the installed Triton version, so that a change is seen where nobody has a GPU. A
 instructions, more shared memory than a target has: problems with any version, table or no table.
 
 Run with `python -m benchmarks.aot_table` (a minute; a few seconds with `aot_table permute`), and with `--write` where a
-change is meant.
+change is meant. With `--changed` only that is compiled of which Triton's own key of a compilation (its source and what
+that calls, constants, options, compiler) is not the table's, and one variant a target all the same.
 """
 
 import argparse
+import hashlib
 import os
 import re
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -40,6 +42,7 @@ class Compiled:
         shared_bytes: of a program.
         tensor_cores: the instruction, `-` for none.
         code_bytes: of instructions.
+        key: Triton's, of all that the result depends on, shortened; another one says nothing about the result.
     """
 
     operator: str
@@ -50,6 +53,7 @@ class Compiled:
     shared_bytes: int
     tensor_cores: str
     code_bytes: int
+    key: str = ""
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -103,8 +107,8 @@ def _launcher_files() -> Iterator[str]:
     return (place.split(":")[0] for place in triton_operators().values())
 
 
-def compile_variant(operator: str, variant, target: str) -> Compiled:
-    """Compile one variant for one target, as a launch would."""
+def compile_variant(operator: str, variant, target: str, known: Mapping[str, Compiled] | None = None) -> Compiled:
+    """Compile one variant for one target, as a launch would; or take what is `known` under the same key."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -124,11 +128,24 @@ def compile_variant(operator: str, variant, target: str) -> Compiled:
     gpu = GPUTarget("cuda", int(target[3:]), 32) if is_nvidia else GPUTarget("hip", target, 64)
     is_amd = not is_nvidia
     options = {"num_warps": warps(variant.num_warps, is_amd), "num_stages": stages(variant.num_stages, is_amd)}
+    key = _key(source, gpu, options)
+    if known and key in known:
+        return replace(known[key], operator=operator, variant=variant.name, target=target)
     compiled = triton.compile(source, target=gpu, options=options)
     binary, text = (compiled.asm[kind] for kind in (("cubin", "ptx") if is_nvidia else ("hsaco", "amdgcn")))
     registers, spills = _nvidia_usage(binary) if is_nvidia else _amd_usage(text)
     shared, found = compiled.metadata.shared, _instruction(text)
-    return Compiled(operator, variant.name, target, registers, spills, shared, found, code_bytes(binary))
+    return Compiled(operator, variant.name, target, registers, spills, shared, found, code_bytes(binary), key)
+
+
+def _key(source, gpu, options: dict[str, int]) -> str:
+    """The key under which Triton itself would find this compilation again."""
+    from triton.compiler import make_backend
+    from triton.runtime.cache import get_cache_key
+
+    backend = make_backend(gpu)
+    text = get_cache_key(source, backend, backend.parse_options(dict(options)), env_vars={})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _nvidia_usage(cubin: bytes) -> tuple[int, int]:
@@ -194,7 +211,7 @@ def differences(rows: Sequence[Compiled], table: Sequence[Compiled]) -> list[str
     found += [f"{row.label} is gone" for place, row in then.items() if place not in now]
     for place in now.keys() & then.keys():
         new, old = asdict(now[place]), asdict(then[place])
-        changed = [f"{name} {new[name]}, was {old[name]}" for name in new if new[name] != old[name]]
+        changed = [f"{name} {new[name]}, was {old[name]}" for name in new if name != "key" and new[name] != old[name]]
         if changed:
             found.append(f"{now[place].label}: {', '.join(changed)}")
     return sorted(found)
@@ -202,7 +219,7 @@ def differences(rows: Sequence[Compiled], table: Sequence[Compiled]) -> list[str
 
 def text_table(rows: Sequence[Compiled]) -> str:
     """The rows, aligned."""
-    header = ("operator", "variant", "target", "registers", "spills", "shared", "tensor cores", "code")
+    header = ("operator", "variant", "target", "registers", "spills", "shared", "tensor cores", "code", "key")
     lines = [header, *(tuple(str(value) for value in asdict(row).values()) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
@@ -224,11 +241,17 @@ def verdict(
     return found
 
 
+def _known(path: Path) -> dict[str, Compiled]:
+    """The rows of a table by their keys; none where there is no table."""
+    return {row.key: row for row in read_rows(Compiled, path) if row.key} if path.exists() else {}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, print, compare or write; 1 where something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aot_table", description=__doc__.split("\n")[0])
     parser.add_argument("operator", nargs="*", help="files of kernels/triton; all where none is named")
     parser.add_argument("--write", action="store_true", help="write the table of the installed Triton version")
+    parser.add_argument("--changed", action="store_true", help="compile what has changed since the table was written")
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         parser.error("TRITON_INTERPRET is set: the interpreter compiles nothing")
@@ -241,9 +264,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     every = [(name, variant) for name, found in variants.items() for variant in found]
-    rows = [compile_variant(name, variant, target) for name, variant in every for target in SHARED_LIMITS]
-    products = [(name, variant.name) for name, variant in every if variant.is_product]
     path = table_path(triton.__version__)
+    known = _known(path) if options.changed else {}
+    rows = [
+        compile_variant(name, variant, target, known if place else None)
+        for place, (name, variant) in enumerate(every)
+        for target in SHARED_LIMITS
+    ]
+    products = [(name, variant.name) for name, variant in every if variant.is_product]
     print(text_table(rows))
     if options.write and rows:
         write_rows(rows, path)

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.aot_table import COMMAND, Compiled, code_bytes, differences, problems, table_path, text_table, verdict
+from benchmarks.aot_table import (
+    COMMAND,
+    Compiled,
+    code_bytes,
+    compile_variant,
+    differences,
+    problems,
+    table_path,
+    text_table,
+    variants_by_operator,
+    verdict,
+)
 from benchmarks.rows_csv import read_rows, write_rows
 
 ROOT = Path(__file__).parent.parent
@@ -20,14 +31,34 @@ PRODUCT = [("grouped_gemm", "bf16 128x128x64")]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_is_compiled_is_what_the_table_says(tmp_path):
-    """All variants for sm_80, sm_90 and gfx942, in a process without the interpreter, from a cold cache."""
+    """All variants for sm_80, sm_90 and gfx942 that have changed since, and one each, from a cold cache."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.aot_table"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "benchmarks.aot_table", "--changed"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-6000:]
+
+
+def test_what_the_table_has_under_its_key_is_not_compiled(monkeypatch):
+    """Of a compilation by Triton's own key; whatever else a launch would compile is compiled."""
+    triton = pytest.importorskip("triton")
+    rows = read_rows(Compiled, table_path(triton.__version__))
+    known = {row.key: row for row in rows}
+    assert "" not in known
+
+    def refuse(*_, **__):
+        raise InterruptedError
+
+    monkeypatch.setattr(triton, "compile", refuse)
+    name, variants = next(iter(variants_by_operator().items()))
+    for target in ("sm_80", "sm_90", "gfx942"):
+        assert compile_variant(name, variants[0], target, known) in rows
+        for other in (replace(variants[0], num_warps=32), replace(variants[0], aligned=())):
+            with pytest.raises(InterruptedError):
+                compile_variant(name, other, target, known)
+        with pytest.raises(InterruptedError):
+            compile_variant(name, variants[0], target)
 
 
 def test_a_clean_row_is_no_problem():
@@ -55,7 +86,7 @@ def test_a_fault_is_named(row, words):
 def test_a_change_is_named_with_both_values():
     """New, gone and changed rows, and the command that writes the table."""
     other = replace(ROW, variant="fp32")
-    assert differences([ROW], [ROW]) == []
+    assert differences([ROW], [ROW]) == differences([replace(ROW, key="moved")], [ROW]) == []
     assert differences([replace(ROW, registers=170), other], [ROW]) == [
         "grouped_gemm: bf16 128x128x64 on sm_90: registers 170, was 168",
         "grouped_gemm: fp32 on sm_90 is new",

@@ -37,14 +37,18 @@ def uneven(spec):
 
 
 def wanted(system):
-    """What the correctness gate runs, under common conventions and as shipped, in two dtypes; uneven tokens."""
+    """What the correctness gate runs, under common conventions, and uneven tokens.
+
+    By the flat exchange also as shipped, and in two dtypes: no exchange looks at those.
+    """
+    is_flat = system is HETUMOE
     found = [
         one
         for spec in SPECS
-        for conventions in dict.fromkeys((COMMON, system.as_shipped(spec)))
+        for conventions in dict.fromkeys((COMMON, system.as_shipped(spec) if is_flat else COMMON))
         for one in instances(system, spec, "fp32", conventions, RANKS, "relu")
     ]
-    found += [instance(spec, "bf16", COMMON, RANKS) for spec in SPECS]
+    found += [instance(spec, "bf16", COMMON, RANKS) for spec in (SPECS if is_flat else SPECS[:1])]
     return (*dict.fromkeys(found), *(uneven(spec) for spec in SPECS if not GATES[spec.name].fixes_capacity))
 
 
@@ -61,7 +65,7 @@ def seen(system):
 def test_the_gate_passes(system, spec):
     """Outputs, losses and gradients equal the reference, or the invariants hold, in both steps on every rank."""
     own = [(place, one) for place, one in enumerate(wanted(system)) if one.workload.gate == spec]
-    assert len(own) >= 3
+    assert len(own) >= (3 if system is HETUMOE else 2)
     for place, one in own:
         found = check_verdict.problem(one, [of_rank[place] for of_rank in seen(system)])
         assert found is None, f"{label(one.conventions)}, {one.workload.dtype}, {one.tokens}: {found}"

@@ -63,14 +63,14 @@ def test_the_reference_by_hand():
 
 @every_combination
 def test_equals_the_reference(system, gate, conventions):
-    """Outputs, loss and all gradients in float64, for 0, 1, E - 1 and 24 tokens, twice in a row."""
+    """Outputs, loss and all gradients in float64, for 0, 1, E - 1 and 24 tokens in turn, and twice for the same ones."""
     work, values = workload(gate), weights()
     layer = build(system, work, conventions, values)
-    for tokens in (24, 0, 1, 7, 24):
+    for tokens, times in ((24, 2), (0, 1), (1, 1), (7, 1), (24, 1)):
         x, upstream = torch.randn(tokens, 16, dtype=torch.float64), torch.randn(tokens, 16, dtype=torch.float64)
         theirs = right(work, conventions, values, x, upstream)
-        assert_same(step(layer, x, upstream), theirs)
-        assert_same(step(layer, x, upstream), theirs)
+        for _ in range(times):
+            assert_same(step(layer, x, upstream), theirs)
 
 
 @every_system
