@@ -102,23 +102,24 @@ class HierarchicalStorage:
         return len(self._slots) * self.layout.device_bytes
 
     def prefetch(self, keys: Iterable[ExpertKey]) -> None:
-        """Bring states into the cache and on into slots, as far as there are places.
+        """Bring the states that are needed next: into the cache as many as it holds, into slots as many as are free.
 
-        A place is one that is free, or whose state nobody uses; what was prefetched before and is not among `keys` may
-        go again. The first keys come first.
+        The first keys come first; what was prefetched before and is not among those that fit may go again.
 
         Raises:
             StorageError: no such state, or the storage has failed before.
         """
-        wanted = list(keys)
         with self.cache.lock:
+            wanted = list(dict.fromkeys(keys))[: self.cache.policy.capacity]
+            lent = {slot.key for slot in self._slots if slot.pins}
+            near = [key for key in wanted if key not in lent][: sum(not slot.pins for slot in self._slots)]
             for key in wanted:
                 entry = self.cache.prefetch(key, wanted)
-                if entry is not None and self._slot_of(key) is None:
-                    slot = self._take_slot(wanted)
-                    if slot is not None:
-                        self._copy(key, entry, slot)
-                        slot.is_waiting = True
+                if entry is not None and key in near and self._slot_of(key) is None:
+                    slot = self._take_slot(near)
+                    assert slot is not None
+                    self._copy(key, entry, slot)
+                    slot.is_waiting = True
 
     def borrow(self, key: ExpertKey) -> Tensor:
         """The parameters of a state on the device, flat [P]; they stay there until `give_back`.

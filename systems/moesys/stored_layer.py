@@ -43,6 +43,9 @@ class StoredMoELayer(FastMoELayer):
     Attributes:
         stored: where the experts are; `StoredExperts.step` updates them.
         keys: of this rank's experts, (layer, number among all E).
+        chosen: those that had rows in the last call; the next ones of this layer are most likely the same.
+        next_keys, previous_keys: of what comes after this layer, forward and backward, to bring when all of its own
+            experts have come.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class StoredMoELayer(FastMoELayer):
         self.stored, local = stored, len(self.experts)
         self.keys: list[ExpertKey] = [(layer, group.index * local + expert) for expert in range(local)]
         self.chosen: list[ExpertKey] = []
+        self.next_keys: list[ExpertKey] = []
+        self.previous_keys: list[ExpertKey] = []
 
     def make_experts(self, device: torch.device, dtype: torch.dtype) -> Any:
         """No modules: a place for each."""
@@ -81,8 +86,8 @@ class StoredMoELayer(FastMoELayer):
             if not rows:
                 continue
             place = order.index(key)
-            self.stored.prefetch(order[place:])
-            before = self._prefetching(order[place::-1])
+            self.stored.prefetch([*order[place:], *self.next_keys])
+            before = self._prefetching([*order[place::-1], *self.previous_keys])
             outputs.append(visit(self.stored, key, self._ffn, x_MD[start : start + rows], before_backward=before))
             start += rows
         return torch.cat(outputs) if outputs else x_MD[:0]

@@ -2,6 +2,7 @@
 
 from tests.systems.moesys import elastic_on_ranks as elastic
 from tests.systems.moesys import embedding_on_ranks as embedding
+from tests.systems.moesys import storage_on_ranks as storage
 
 
 def all_checks(group):
@@ -14,4 +15,7 @@ def all_checks(group):
         "elastic bytes": elastic.branches_travel_among_their_replicas_only(group),
         "elastic baseline": elastic.the_baseline_is_ddp(group),
         "elastic training": elastic.tasks_are_learnt(group),
+        "fusion": storage.fused_buffers_equal_single_tensors(group),
+        "slices": storage.slices_equal_whole_layers(group),
+        "2D prefetch": storage.a_prefetched_model_equals_the_plain_one(group),
     }

@@ -11,6 +11,7 @@ from tests.systems.moesys.on_ranks import all_checks
 CHECKS = (
     *("embedding", "embedding bytes", "embedding table"),
     *("elastic", "elastic bytes", "elastic baseline", "elastic training"),
+    *("fusion", "slices", "2D prefetch"),
 )
 
 
@@ -24,5 +25,5 @@ def results(world):
 
 @pytest.mark.parametrize(("world", "check"), [(world, check) for world in (1, 2, 4) for check in CHECKS])
 def test_a_check_passes_on_every_rank(world, check):
-    """The docstring of the check in embedding_on_ranks.py or elastic_on_ranks.py says what it is."""
+    """The docstring of the check in the file of its subject, *_on_ranks.py, says what it is."""
     assert [of_rank[check] for of_rank in results(world)] == [[]] * world
