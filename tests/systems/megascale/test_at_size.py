@@ -105,7 +105,7 @@ def test_listed_chunks_keep_and_compute_the_same():
     """In four chunks the same FLOPs and bytes sent, no higher peak, and every collective of rows four times."""
     _, plain = traced("internal-352b", ListedLayer, "selective")
     _, cut = traced("internal-352b", ListedLayer, "selective", chunks=4)
-    assert sent_forward(plain.ops) == sent_forward(cut.ops)
+    assert sum(sent_forward(plain.ops)) == sum(sent_forward(cut.ops))  # the router runs beside the first chunk
     assert sum(op.flops for op in plain.ops) == sum(op.flops for op in cut.ops)
     assert 0.9 * plain.peak_bytes < cut.peak_bytes <= plain.peak_bytes
     counts = [sum(op.collective is not None for op in program.ops) for program in (plain, cut)]
