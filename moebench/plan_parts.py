@@ -96,13 +96,21 @@ def _case(
 
 
 def _systems(grid: PartGrid, asked: Sequence[str]) -> list[str]:
-    """A grid's own, or those that the filter names: by name those that the grid has of it, with options that one."""
+    """A grid's own, or those that the filter names: by name those that the grid has of it, with options that one.
+
+    Raises:
+        InputError: an option that the system doesn't have.
+    """
     if not asked:
         return list(grid.systems)
+    from moebench.systems.part_interface import check_system
+
     found = []
     for name in asked:
-        own = [one for one in grid.systems if name in (one, one.partition("+")[0])]
-        found += own or [name] * (name.partition("+")[0] in PARTS[grid.part].systems)
+        stem = name.partition("+")[0]
+        if stem in PARTS[grid.part].systems:
+            check_system(grid.part, name)
+            found += [one for one in grid.systems if name in (one, one.partition("+")[0])] or [name]
     return list(dict.fromkeys(found))
 
 

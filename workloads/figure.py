@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moebench.workloads.kernel import DIMENSIONS
+from moebench.workloads.part import SIZES as PART_SIZES
 
 SPEEDUP, REDUCTION, METRIC, REGIONS = "speedup", "reduction", "metric", "regions"
 # A baseline's time over the own; the share of a baseline's that the own is less; a metric itself; a step by region.
@@ -18,6 +19,7 @@ QUANTITIES: Mapping[str, tuple[str, str, float]] = {
     "step_time": ("step time", "ms", 1e-3),
     "kernel_time": ("time of one call", "us", 1e-6),
     "collective_time": ("time of one exchange", "us", 1e-6),
+    "part_time": ("time of one call", "ms", 1e-3),
     "exposed_communication": ("exposed communication", "ms", 1e-3),
     "optimisation_time": ("time of the passes", "min", 60.0),
     "prediction_error": ("error of the prediction", "%", 0.01),
@@ -33,7 +35,7 @@ WIDTHS = (COLUMN, PAGE)  # of a paper in two columns
 SYSTEM, BEST_OTHER = "system", "best-other"
 AXES = ("x", "series", "panel")
 CLUSTER = "cluster"
-NUMBERS = ("batch_size", "size", "payload", *DIMENSIONS)  # lists whose values are in order
+NUMBERS = ("batch_size", "size", "payload", *DIMENSIONS, *PART_SIZES)  # lists whose values are in order
 MOST_SERIES = 8  # more colours and marks nobody tells apart
 
 

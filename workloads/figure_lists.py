@@ -8,6 +8,7 @@ from moebench.workloads.suite import (
     KernelExperiment,
     LayerExperiment,
     ModelExperiment,
+    PartExperiment,
 )
 
 
@@ -38,6 +39,12 @@ def lists_of(experiment: AnyExperiment) -> dict[str, tuple[str, ...]]:
             "size": list(experiment.sizes),
             CLUSTER: [cluster_of(experiment, node_type) for node_type in experiment.node_types],
         }
+    elif isinstance(experiment, PartExperiment):
+        found |= {"size": list(experiment.sizes), "part": [grid.part for grid in experiment.parts]}
+        for part in experiment.parts:
+            for name, values in ({"model": part.models} | dict(part.sizes)).items():
+                found.setdefault(name, []).extend(map(str, values))
+        found = {name: values for name, values in found.items() if values}
     else:
         return {}
     if "size" in found:

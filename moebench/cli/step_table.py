@@ -21,7 +21,7 @@ UNITS = {
     "kernel_time": ("us", 1e6),
     "collective_time": ("us", 1e6),
     "iteration_time": ("s", 1.0),
-    "part_time": ("us", 1e6),
+    "part_time": ("ms", 1e3),
     DEVIATION: ("deviation of", 1.0),
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 from moebench.figures.points import NOT_PUBLISHED, OBTAINED, OUT_OF_MEMORY, REPORTED, Drawing, Grid, Point
 from moebench.figures.style import HATCHES, INK, MARKERS, MOST_PANELS, MUTED, WIDTHS_IN, palette
 from moebench.figures.words import axis_label, panel_title, tick_text, value_label
-from moebench.workloads.figure import SPEEDUP, SYSTEM
+from moebench.workloads.figure import NUMBERS, SPEEDUP, SYSTEM
 
 PANEL_HEIGHT_IN, SINGLE_HEIGHT_IN, AROUND_IN, LEGEND_LINE_IN, AXIS_IN = 1.3, 1.7, 0.2, 0.14, 0.45
 NAMES_IN = 0.022  # height of a letter of slanted names
@@ -39,7 +39,7 @@ def draw(drawing: Drawing) -> Any:
     width = WIDTHS_IN[grid.figure.width]
     per_line = entries_in_a_line([text for _, text in labels], width)
     height = (SINGLE_HEIGHT_IN if lines == 1 else PANEL_HEIGHT_IN) * lines + AROUND_IN
-    if grid.figure.x == SYSTEM:
+    if _are_turned(grid, (width - AXIS_IN) / columns):
         height += NAMES_IN * max(map(len, grid.x))
     height += LEGEND_LINE_IN * -(-len(labels) // per_line)
     figure, axes = plt.subplots(
@@ -70,14 +70,25 @@ def entries_in_a_line(texts: Sequence[str], width_in: float) -> int:
 
 
 def _ticks(axis: Any, grid: Grid, width_in: float) -> None:
-    """The places of the x axis by name; every second or third of a long row of numbers."""
+    """The places of the x axis: names that don't fit are turned, of many numbers every second or third is told."""
     texts = [tick_text(grid.figure.x, x) for x in grid.x]
-    if grid.figure.x == SYSTEM:
+    if _are_turned(grid, width_in):
         axis.set_xticks(range(len(texts)), texts, rotation=35, ha="right", rotation_mode="anchor")
         return
-    room = width_in * TICK_CHARACTERS_PER_INCH
-    step = -(-len(texts) * (max(map(len, texts)) + 1) // max(int(room), 1))
+    step = _step(grid, width_in)
     axis.set_xticks(range(len(texts)), [text if place % step == 0 else "" for place, text in enumerate(texts)])
+
+
+def _are_turned(grid: Grid, width_in: float) -> bool:
+    """Whether the names on the x axis are."""
+    return grid.figure.x == SYSTEM or (grid.figure.x not in NUMBERS and _step(grid, width_in) > 1)
+
+
+def _step(grid: Grid, width_in: float) -> int:
+    """Which of the texts of the x axis fit: each, every second, ..."""
+    texts = [tick_text(grid.figure.x, x) for x in grid.x]
+    room = width_in * TICK_CHARACTERS_PER_INCH
+    return -(-len(texts) * (max(map(len, texts)) + 1) // max(int(room), 1))
 
 
 def _series_of(drawing: Drawing, grid: Grid) -> dict[str, tuple[Any, str, str]]:

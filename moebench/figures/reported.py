@@ -20,9 +20,10 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
 }
 # List of an experiment -> the keys of a scope that speak of it.
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "size": ("nodes", "gpus_per_node", "gpus"),
+    "size": ("nodes", "gpus_per_node", "gpus", "dp"),
     "payload": ("bytes",),
-    "top_k": ("k",),
+    "top_k": ("k", "top_k"),
+    "part": ("operator",),
 }
 
 
@@ -90,9 +91,10 @@ def _fits(claim: Claim, name: str) -> Callable[[str], bool] | None:
     if not set(keys) & set(claim.scope):
         return None
     if name == "size":
-        return lambda value: is_size(claim, value)
+        return lambda value: is_size(claim, value) and named(claim, "dp", value.split("x")[:1])  # replicas of a node
     if name == "payload":
         from moebench.workloads.units import BYTES, parse_quantity
 
         return lambda value: named(claim, "bytes", (parse_quantity(value, BYTES, name),))
-    return lambda value: named(claim, keys[0], (value, value.partition("-")[0]))
+    key = next(key for key in keys if key in claim.scope)
+    return lambda value: named(claim, key, (value, value.partition("-")[0]))

@@ -21,8 +21,14 @@ LABELS = {
     "dtype": "dtype",
     "direction": "direction",
     "variant": "variant",
+    "part": "part",
+    "attention_mb": "attention's parameters, MB a GPU",
+    "expert_mb": "experts' parameters, MB a GPU",
+    "parameters": "parameters",
+    "products": "products",
+    "steps": "steps",
 }
-SYSTEMS = {"layer": "system", "exchange": "exchange", "kernel": "implementation", "model": "system"}
+SYSTEMS = {"layer": "system", "exchange": "exchange", "kernel": "implementation", "model": "system", "part": "way"}
 _SHORT = re.compile(r" ([KMGT]?)i?B$")  # 16 MiB as 16M
 _TITLES = {"batch_size": "batch size {}", "top_k": "k = {}", "tokens": "{} tokens", "experts": "{} experts"}
 

@@ -40,10 +40,10 @@ def lines_figure(
                 axis.plot(at, own["value"].to_numpy(dtype=float), marker=mark, color=colour, ms=4, lw=1.2, label=name)
                 axis.plot(at, own["reported"].to_numpy(dtype=float), ls=":", lw=0.8, **_hollow(colour, mark))
             axis.set_title(panel)
-            axis.set_ylim(bottom=0)
             axis.set_xticks(sorted({float(value) for value in points[x]}))
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axis.set_xlabel(labels[0])
+        axes[0, 0].set_ylim(bottom=0)
         for axis in axes[:, 0]:
             axis.set_ylabel(labels[1])
         _legend(figure, plt, names, narrow, bool(points["reported"].notna().any()))
@@ -73,7 +73,7 @@ def rows_figure(points: pd.DataFrame, label: str, names: Sequence[str], narrow: 
             axis.set_title(panel)
         axes[-1, 0].set_xscale("log")
         axes[-1, 0].set_xlabel(label)
-        axes[-1, 0].xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        _plain_ticks(axes[-1, 0])
         _legend(figure, plt, names, narrow, bool(points["reported"].notna().any()))
         return svg_of(figure)
 
@@ -94,6 +94,16 @@ def _rows(
     for place in range(len(shapes) - 1):
         axis.axhline(-place - 0.5, color=MUTED, lw=0.3, alpha=0.5)
     axis.set_yticks([-place for place in range(len(shapes))], shapes, fontsize=7.5 if narrow else 8.5)
+
+
+def _plain_ticks(axis) -> None:
+    """Numbers that a reader of a logarithmic axis may want."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    low, high = axis.get_xlim()
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 3000 else (1,)))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
 
 
 def _marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:

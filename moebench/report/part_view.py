@@ -17,7 +17,7 @@ from moebench.results.store import RunFolder
 from moebench.workloads.part import PARTS
 from moebench.workloads.suite import PartExperiment
 
-MICRO = 1e6
+LONG_S = 0.01  # from here on in milliseconds
 MOST_TABLE_ROWS = 5_000
 ON_AN_AXIS = {"top_k": "choices a token", "attention_mb": "attention's parameters, MB a GPU"}
 MEASURED = (
@@ -66,14 +66,20 @@ def _calls(own: pd.DataFrame) -> pd.DataFrame:
     """One row a case that is timed, with what it sends and holds as columns."""
     found = own[own["metric"] == "part_time"].drop_duplicates("case").copy()
     plain = own[own["detail"].map(lambda detail: not detail).astype(bool)]
-    for metric in ("exposed_communication", "peak_memory"):
+    for metric in ("exposed_communication", "host_bound", "peak_memory"):
         one = plain[plain["metric"] == metric].drop_duplicates("case").set_index("case")["value"]
         found[metric] = found["case"].map(one)
-    sent = own[own["metric"] == "link_bytes"].groupby("case", observed=True)["value"].sum()
-    found["sent"] = found["case"].map(sent)
-    for name in ("value", "low", "high"):
-        found[f"{name}_us"] = found[name] * MICRO
+    sent = own[own["metric"] == "link_bytes"]
+    for tier in ("link", "nic"):
+        of_tier = sent[sent["detail"].map(lambda detail: detail.get("tier")) == tier].drop_duplicates("case")
+        found[f"sent_{tier}"] = found["case"].map(of_tier.set_index("case")["value"])
     return found
+
+
+def _unit(times_s: pd.Series) -> tuple[str, float]:
+    """What the times of an experiment are written in, and how many of them a second has."""
+    longest = times_s.max()
+    return ("ms", 1e3) if pd.notna(longest) and longest > LONG_S else ("us", 1e6)
 
 
 def _shown(experiment: PartExperiment, calls: pd.DataFrame) -> pd.DataFrame:
@@ -96,7 +102,7 @@ def _with_reported(experiment: PartExperiment, shown: pd.DataFrame, scores: Sequ
             planned = points_of(claim, experiment, experiment.readings[0])
         except CantAnswer:
             continue
-        value = float(claim.value) * UNITS[claim.unit][1] * MICRO
+        value = float(claim.value) * UNITS[claim.unit][1]
         found |= {(point.part, point.shape, point.topology, claim.system): value for point, _ in planned}
     keys = zip(*(shown[name].astype(str) for name in ("part", "shape", "topology", "system")), strict=True)
     return shown.assign(reported=[found.get(key, float("nan")) for key in keys])
@@ -128,48 +134,89 @@ def _answer(experiment: PartExperiment, shown: pd.DataFrame) -> str:
             one = known[known["system"] == name].set_index(keys)["value"]
             ratio = (base / one).dropna()
             if name != baseline and len(ratio):
-                told.append(f"{name} {times(float(ratio.min()))} to {times(float(ratio.max()))}")
+                told.append(f"{name} {_span(ratio)}")
         return f"{experiment.title}: faster than {baseline}, at {len(base)} points: {listed(told)}." if told else ""
     best = known.loc[known.groupby(keys, observed=True, sort=False)["value"].idxmin(), "system"].value_counts()
     parts = [f"{name} at {count}" for name, count in best.items() if count]
     return f"{experiment.title}: of {int(best.sum())} points, the shortest is {listed(parts)}."
 
 
+def _span(ratios: pd.Series) -> str:
+    """`1.2x to 1.4x`, once where both ends read alike."""
+    ends = [times(float(ratios.min())), times(float(ratios.max()))]
+    return " to ".join(dict.fromkeys(ends))
+
+
 def _figures(experiment: PartExperiment, shown: pd.DataFrame) -> list[Figure]:
     known = shown.dropna(subset="value")
     if known.empty:
         return []
-    axis = next((name for name in ON_AN_AXIS if len(set(known[name].dropna())) > 1), "")
+    axis = next((name for name in ON_AN_AXIS if known[name].notna().all() and len(set(known[name])) > 1), "")
     names = [name for name in experiment.systems if name in set(known["system"].astype(str))]
     drawn = known.assign(
-        value=known["value_us"], low=known["low_us"], high=known["high_us"], system=known["system"].astype(str),
+        system=known["system"].astype(str), shape=known["shape"].astype(str),
         panel=known["topology"].astype(str) if axis else known["part"].astype(str),
-        shape=known["shape"].astype(str),
     )  # fmt: skip
+    name, scale = _unit(known["value"])
+    scaled = drawn.assign(**{column: drawn[column] * scale for column in ("value", "low", "high", "reported")})
     engine = "simulated" if set(known["engine"].astype(str)) == {"sim"} else "measured"
     caption = (
         f"Time of one call, {engine}, of the default reading; {'bands' if axis else 'lines'} are 5 to 95 % of the "
         "draws. Hollow: what the paper reports."
     )
-    unit = "time, us"
+    unit = f"time, {name}"
     return [
         figure(
-            f"parts-{experiment.name}", "Time of one call", _answer(experiment, shown) or experiment.question, caption,
-            (lambda narrow: lines_figure(drawn, axis, (ON_AN_AXIS[axis], unit), names, narrow)) if axis
-            else (lambda narrow: rows_figure(drawn, unit, names, narrow)),
+            f"parts-{experiment.name}", "Time of one call", _gap(drawn) or experiment.question, caption,
+            (lambda narrow: lines_figure(scaled, axis, (ON_AN_AXIS[axis], unit), names, narrow)) if axis
+            else (lambda narrow: rows_figure(scaled, unit, names, narrow)),
             _point_table(drawn),
         )
     ]  # fmt: skip
 
 
+def _gap(drawn: pd.DataFrame) -> str:
+    """How far what was obtained is from what was reported, and what of a call makes up most of its time."""
+    known = drawn.dropna(subset="reported")
+    if known.empty:
+        return ""
+    ratio = known["value"] / known["reported"]
+    told = []
+    for system in dict.fromkeys(known["system"]):
+        own = ratio[known["system"] == system]
+        told.append(f"{system} {_span(own)}")
+    worst = known.loc[(known["reported"] - known["value"]).abs().idxmax()]
+    name, scale = _unit(known["reported"])
+    parts = ", ".join(
+        f"{what} {number(value * scale)}" for what, value in _made_of(worst).items() if value == value
+    )
+    return (
+        f"Obtained over reported: {listed(told)}. Furthest apart is {worst['system']} at {worst['shape']} on "
+        f"{worst['topology']} ({worst['part']}): {number(worst['value'] * scale)} {name} ({parts}) against "
+        f"{number(worst['reported'] * scale)} reported."
+    )
+
+
+def _made_of(row: pd.Series) -> dict[str, float]:
+    """Seconds of a call: operators, collectives that nothing hides, launches that the device waits for."""
+    exposed, host = float(row["exposed_communication"]), float(row["host_bound"])
+    operators = float(row["value"]) - exposed - host
+    return {"operators": 0.0 if abs(operators) < 1e-9 else operators, "exposed collectives": exposed, "host": host}
+
+
 def _point_table(drawn: pd.DataFrame) -> Table:
-    columns = ["part", "shape", "topology", "system", "time, us", "5–95 %", "reported, us"]
+    name, scale = _unit(drawn["value"])
+    made_of = ["operators", "exposed collectives", "host"]
+    columns = ["part", "shape", "topology", "system", f"time, {name}", "5–95 %", *made_of, "reported", "missing"]
     rows = [
         [str(row["part"]), row["shape"], str(row["topology"]), row["system"],
-         Linked(number(row["value"]), row["case"]), interval(row["low"], row["high"]), number(row["reported"])]
+         Linked(number(row["value"] * scale), row["case"]), interval(row["low"] * scale, row["high"] * scale),
+         *(number(value * scale) for value in _made_of(row).values()), number(row["reported"] * scale),
+         number((row["reported"] - row["value"]) * scale)]
         for _, row in drawn.iterrows()
     ]  # fmt: skip
-    return Table(columns, rows, "Times of the default reading", frozenset(columns[4:]))
+    caption = "Times of the default reading, what they are made of, and what is missing of what was reported"
+    return Table(columns, rows, caption, frozenset(columns[4:]))
 
 
 def _studies(own: pd.DataFrame) -> list[Table]:
@@ -193,13 +240,14 @@ def _studies(own: pd.DataFrame) -> list[Table]:
 
 
 def _case_table(calls: pd.DataFrame, own: pd.DataFrame) -> Table:
+    name, scale = _unit(calls["value"])
     rows = [
         [
             row["case"],
-            number(row["value_us"]) if pd.notna(row["value"]) else str(row["status"]),
-            interval(row["low_us"], row["high_us"]),
-            number(row["exposed_communication"] * MICRO),
-            size(row["sent"]) if pd.notna(row["sent"]) else "–",
+            number(row["value"] * scale) if pd.notna(row["value"]) else str(row["status"]),
+            interval(row["low"] * scale, row["high"] * scale),
+            number(row["exposed_communication"] * scale),
+            *(size(row[name]) if pd.notna(row[name]) else "–" for name in ("sent_link", "sent_nic")),
             size(row["peak_memory"]) if pd.notna(row["peak_memory"]) else "–",
             str(row["engine"]),
             "" if row["status"] == "passed" else str(row["reason"]),
@@ -207,7 +255,8 @@ def _case_table(calls: pd.DataFrame, own: pd.DataFrame) -> Table:
         for _, row in calls.head(MOST_TABLE_ROWS).iterrows()
     ]
     for _, row in own[own["metric"] == DEVIATION].iterrows():
-        told = f"{row['value']:.2e}" if pd.notna(row["value"]) else str(row["status"])
-        rows.append([row["case"], f"deviation {told}", "", "–", "–", "–", str(row["engine"]), str(row["reason"] or "")])
-    columns = ["case", "time, us", "interval, us", "exposed, us", "sent by a GPU", "peak memory", "engine", "note"]
-    return Table(columns, rows, "Every case", frozenset(columns[1:6]), lists_cases=True)
+        told = f"deviation {row['value']:.2e}" if pd.notna(row["value"]) else str(row["status"])
+        rows.append([row["case"], told, "", "–", "–", "–", "–", str(row["engine"]), str(row["reason"] or "")])
+    columns = ["case", f"time, {name}", "interval", "exposed", "sent in the node", "beyond", "peak memory"]
+    caption = "Every case; what the rank sends that sends most"
+    return Table([*columns, "engine", "note"], rows, caption, frozenset(columns[1:]))

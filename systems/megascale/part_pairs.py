@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moebench.kernels.host import Answer
+from moebench.kernels.region import region
 from moebench.kernels.rope import rope_reference, rope_tables
 from moebench.systems.megascale.balanced import balanced_reads
 from moebench.systems.megascale.heads import Heads
@@ -36,7 +37,8 @@ def projection_and_exchange(setting: Setting) -> PartCall:
 
     @torch.no_grad()
     def run() -> Tensor:
-        return project_and_send(heads, h_SBD, tables, setting.group, setting.chunks)
+        with region("attention"):
+            return project_and_send(heads, h_SBD, tables, setting.group, setting.chunks)
 
     def wrong(found: Tensor) -> str | None:
         all_SBD = torch.cat([_rows(setting, rank, own, batch) for rank in range(ranks)])
@@ -60,7 +62,8 @@ def exchange_and_projection(setting: Setting) -> PartCall:
 
     @torch.no_grad()
     def run() -> Tensor:
-        return send_and_project(heads, y_SBQ, setting.group, setting.chunks)
+        with region("attention"):
+            return send_and_project(heads, y_SBQ, setting.group, setting.chunks)
 
     def wrong(found: Tensor) -> str | None:
         whole = torch.cat([heads_of(rank) for rank in range(ranks)], 2) @ weights["out_QD"]

@@ -1,0 +1,78 @@
+"""Which cases an experiment of parts and the user's filters make, and which of them real ranks run."""
+
+from dataclasses import replace
+
+import pytest
+
+from moebench.plan import Filters, plan
+from moebench.plan_parts import part_of, refusal, shape_of
+from moebench.workloads.errors import InputError
+from moebench.workloads.load import load_suite, load_topology
+from tests.moebench.part_suite import written
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    return load_suite(written(tmp_path_factory.mktemp("suite")))
+
+
+def test_part_sizes_topology_and_system_name_a_case(suite):
+    """Once each: a reading changes nothing of a part that has no such size."""
+    cases = plan(suite, Filters())
+    names = {case.name for case in cases}
+    assert "dispatch-mode/dispatch/t16384-d4096-k8/1x8-h800/all-gather" in names
+    assert "intra-operator-overlap/ag+scatter+groupedgemm/mixtral-8x7b-t8192-p1/1x8-h800/fused" in names
+    assert len(names) == len({case.hash for case in cases}) == len(cases)
+    assert sum("/qkv+a2a/" in name for name in names) == 4
+
+
+def test_the_first_reading_is_the_default_and_a_quick_look(suite):
+    """The others are assumptions; nothing is studied in a hurry."""
+    cases = plan(suite, Filters())
+    default = {c.assumptions["reading"] for c in cases if c.experiment == "dispatch-mode" and c.is_default}
+    assert default == {"16,384 tokens"}
+    quick = plan(suite, Filters(quick=True))
+    assert all(case.is_default for case in quick)
+    assert {case.engine for case in quick} == {"sim"}
+
+
+def test_what_is_studied_is_counted_once(suite):
+    """Whatever the topologies; not where real ranks are asked for."""
+    studied = [case for case in plan(suite, Filters()) if case.engine == "count"]
+    assert [case.name for case in studied] == [
+        f"gradient-compression/training/s3/4x8-h800/{way}" for way in ("fp32-reduce-scatter", "bf16-all-to-all")
+    ]
+
+
+def test_filters(suite):
+    """By name all variants of a system, with options that one; others than parts are not asked for."""
+    by_name = plan(suite, Filters(systems=("fused",)))
+    assert {case.system for case in by_name} == {"fused"}
+    three = plan(suite, Filters(experiments=("intra-operator-overlap",), systems=("chunked+chunks=4",)))
+    assert {case.system for case in three} == {"chunked+chunks=4"}
+    assert {case.topology for case in plan(suite, Filters(topologies=("8x8",)))} == {"8x8-h800"}
+    with pytest.raises(InputError, match=r"unknown system 'fusde' \(did you mean fused\?\)"):
+        plan(suite, Filters(systems=("fusde",)))
+    with pytest.raises(InputError, match="no option 'parts'; chunked has chunks"):
+        plan(suite, Filters(systems=("chunked+parts=4",)))
+    with pytest.raises(InputError, match="chunks=0 is no positive whole number"):
+        plan(suite, Filters(systems=("chunked+chunks=0",)))
+    with pytest.raises(InputError, match="unknown gate 'switch'"):
+        plan(suite, Filters(gates=("switch",)))
+    with pytest.raises(InputError, match="no case is left"):
+        plan(suite, Filters(), "local")
+
+
+def test_real_ranks_of_cpus_refuse_what_is_too_large_and_what_nobody_has(suite):
+    """With the sizes; on GPUs the first runs."""
+    cases = {case.name: case for case in plan(suite, Filters())}
+    case = cases["dispatch-mode/dispatch/t16384-d4096-k8/1x8-h800/all-gather"]
+    described = load_topology("1x8-h800")
+    here = replace(described, hardware=replace(described.hardware, name="this-machine", kind="cpu"))
+    assert refusal(case, described) is None
+    reason = "a rank holds 128 MiB and computes 0 GFLOP; on CPUs the limits are 64 MiB and 20 GFLOP"
+    assert refusal(case, here) == ("skipped", reason)
+    fused = cases["intra-operator-overlap/qkv+a2a/mixtral-8x7b-t8192/1x8-h800/fused"]
+    reason = "nobody has the fused kernel that it stands for: it is priced, and not run"
+    assert refusal(fused, described) == ("unsupported", reason)
+    assert shape_of(part_of(fused)).d_model == 4096
