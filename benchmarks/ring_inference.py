@@ -32,12 +32,14 @@ from moebench.local.stats import Summary, summarise
 from moebench.systems.megascale.routing import Routes
 from moebench.systems.moesys.copies import pinned_layers
 from moebench.systems.moesys.decoder import Decoder, DenseWeights, write_random_model
-from moebench.systems.moesys.expert_file import PAGE_CACHES, ExpertFile
+from moebench.systems.moesys.expert_file import PAGE_CACHES, ExpertFile, ExpertLayout
 from moebench.systems.moesys.hiding import LayerTimes, layer_s, pass_ends_s, synchronous_s
 from moebench.systems.moesys.offload import open_experts
+from moebench.systems.moesys.ring import slots_within
 from moebench.systems.moesys.run_experts import Experts, WholeLayers
 from moebench.workloads.errors import InputError
 from moebench.workloads.models.decoder import DecoderModel, DecoderShape
+from moebench.workloads.units import BYTES, parse
 
 TIMED = 4  # tokens of a sample, behind the lead-in
 MOST_LEAD_IN = 12
@@ -93,6 +95,20 @@ def ways_of(layers: int, experts: int) -> list[Way]:
     if half >= 2:
         found.append(Way("ring", half, half - 1))
     return [*found, *(Way("chosen", count * experts) for count in sorted({1, max(1, half)}))]
+
+
+def within(ways: Sequence[Way], layout: ExpertLayout, limit_bytes: float) -> list[Way]:
+    """The ways that fit, and no offload, which the others are held against.
+
+    Raises:
+        InputError: one layer does not fit.
+    """
+    slots_within(layout, limit_bytes)
+
+    def needed(way: Way) -> int:
+        return way.slots * (layout.stride_bytes if way.way == "chosen" else layout.layer_bytes)
+
+    return [way for way in ways if way.way == "none" or needed(way) <= limit_bytes]
 
 
 def knee(ratio_by_slots: Mapping[int, float]) -> int:
@@ -300,6 +316,7 @@ def parser() -> argparse.ArgumentParser:
         found.add_argument(f"--{name}", type=int, default=value)
     found.add_argument("--dtype", default="float32")
     found.add_argument("--batch", type=int, action="append", help="repeats; default 2 and one that hides")
+    found.add_argument("--memory-limit", help="of experts, as 96MiB: leaves out what takes more but no offload")
     found.add_argument("--budget", type=float, default=160.0, help="seconds of measuring, all batches together")
     found.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     found.add_argument("--page-cache", choices=PAGE_CACHES, default="bypass")
@@ -323,9 +340,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         file = ExpertFile(path, options.page_cache)
         stack.callback(file.close)
         bench = Bench(model, dense, file, torch.device(options.device))
-        for way in ways_of(model.layers, shape.experts):
+        layout, ways = file.layout, ways_of(model.layers, shape.experts)
+        if options.memory_limit is not None:
+            ways = within(ways, layout, parse(options.memory_limit, BYTES, "--memory-limit").si)
+        for way in ways:
             bench.open(way, stack)
-        layout = file.layout
         print(f"{layout.layers} layers of {layout.layer_bytes / MIB:.1f} MiB of experts, {options.threads} threads, "
               f"page cache {options.page_cache}, device {options.device}, torch {torch.__version__}")  # fmt: skip
         batches = options.batch or [2, batch_that_hides(bench)]

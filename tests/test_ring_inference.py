@@ -5,7 +5,8 @@ import json
 import pytest
 
 from benchmarks import ring_inference
-from benchmarks.ring_inference import Way, knee, lead_in, predicted_ratio, ways_of
+from benchmarks.ring_inference import Way, knee, lead_in, predicted_ratio, ways_of, within
+from moebench.systems.moesys.expert_file import ExpertLayout
 from moebench.systems.moesys.hiding import LayerTimes
 
 SIZES = {"layers": 4, "experts": 2, "top-k": 1, "d-model": 16, "d-ffn": 16, "heads": 2, "batch": 3, "budget": 0}
@@ -53,8 +54,27 @@ def test_a_sample_begins_when_what_was_copied_beforehand_is_used_up():
     assert lead_in(Way("none", 8), LayerTimes(1, 1, 9), 8) == 1
 
 
-def test_bad_sizes_end_with_one_line(capsys):
-    """Exit 2, on standard error."""
+def test_a_memory_limit_leaves_out_what_takes_more():
+    """Two layers: K = 1 and 2, the naive way, one layer's chosen experts, and no offload for comparison."""
+    layout = ExpertLayout(4, 2, 16, 16)
+    found = within(ways_of(4, 2), layout, 2.5 * layout.layer_bytes)
+    assert [way.name for way in found] == [
+        *("no offload", "when needed", "ring, K = 1", "ring, K = 2", "ring, K = 2, 1 kept"),
+        *("chosen, 2 experts", "chosen, 4 experts"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--top-k", "3"], "top_k = 3"),
+        (["--memory-limit", "1KiB"], "a memory limit of 1,024 bytes is below one layer of experts, 8,192 bytes"),
+        (["--memory-limit", "much"], "--memory-limit"),
+    ],
+)
+def test_bad_sizes_end_with_one_line(tmp_path, capsys, more, words):
+    """Exit 2, on standard error, and no file stays."""
     with pytest.raises(SystemExit, match="2"):
-        ring_inference.main([*SMALL, "--top-k", "3"])
-    assert "error: top_k = 3" in capsys.readouterr().err
+        ring_inference.main([*SMALL, "--folder", str(tmp_path), *more])
+    assert f"error: {words}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -174,12 +174,13 @@ def subgroups(group: Group, name: str, parts: Sequence[Sequence[int]]) -> list[G
     of itself alone, so that all of them keep count.
 
     Args:
+        name: of all; each has its place behind it.
         parts: global ranks of each, in order.
     """
     found: list[Group | None] = []
-    for ranks in parts:
+    for place, ranks in enumerate(parts):
         if group.rank in ranks:
-            found.append(_part(group, name, ranks))
+            found.append(_part(group, f"{name}{place}", ranks))
             continue
         found.append(None)
         if group.process_group is not None and 1 < len(ranks) < group.size:

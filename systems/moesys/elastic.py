@@ -44,7 +44,7 @@ class ElasticStep:
         replicas = [[group.ranks[place] for place in seating.replicas(task)] for task in range(len(seating.tasks))]
         self._branches = {
             task: GradientSync(model.of_task(task), ranks)
-            for task, ranks in enumerate(subgroups(group, "replicas", replicas))
+            for task, ranks in enumerate(subgroups(group, "replicas-of-", replicas))
             if ranks is not None
         }
 
