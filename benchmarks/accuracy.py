@@ -282,6 +282,8 @@ _READING = """
   2 ms, nearly all of it processor time. The model charges the work alone, so steps of few milliseconds are its weakest,
   and those of two ranks that each have a NIC (2x1) come out too short by much the same time whatever the layer: there
   the call that starts an all-to-all took 1.3 to 1.9 ms before the wire was busy, which a bare exchange does not show.
+- **Collectives of one group** go one after another in the model, as on NCCL; gloo carries several at a time, on one
+  link. A step whose exchanges are launched behind sums of gradients waits less on gloo than the model says.
 - **NICs**: shared by the ranks of a node. Unsynchronised senders leave holes on the wire; how many is measured for each
   cluster (`fabric.share`), not derived.
 - **Switch buffers**: the cases here lose hardly a packet. Incast into a shallow buffer (many ranks, large messages)

@@ -149,7 +149,7 @@ def markdown(measured: Measured) -> str:
 def _found(m: Measured) -> str:
     facts, gain = m.facts, m.gain
     low, high = SHARE_AIM
-    aim = "as asked for" if low <= m.share <= high else "which is not what was asked for"
+    aim = "met" if low <= m.share <= high else "missed"
     step_s = {name: float(np.median(m.slowest(name))) for name in (RAF, LANCET)}
     exposed_s = {name: m.exposed(name) for name in (RAF, LANCET)}
     return (
@@ -158,8 +158,8 @@ def _found(m: Measured) -> str:
         f"**Lancet is {gain.median:.3f} times as fast as RAF** (median of the pairs; 95 %: {gain.low:.3f} to "
         f"{gain.high:.3f}), faster in {gain.faster} of {gain.pairs}: {_ms(step_s[RAF])} against {_ms(step_s[LANCET])} "
         f"ms a step. Exposed communication, the time that a rank's calls wait, falls from {_ms(exposed_s[RAF])} to "
-        f"{_ms(exposed_s[LANCET])} ms; of RAF's step it is {_percent(m.share)} ({_percent(low)} to {_percent(high)} "
-        f"was asked for: {aim})."
+        f"{_ms(exposed_s[LANCET])} ms; of RAF's step it is {_percent(m.share)} (aim: {_percent(low)} to "
+        f"{_percent(high)}, {aim})."
     )
 
 
