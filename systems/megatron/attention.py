@@ -21,14 +21,18 @@ class SelfAttention(nn.Module):
 
     Args:
         sequence: S, of whole sequences.
+        chunks: as of `linears.column_product`.
         weights: `norm1_D`, `qkv_DC` of this rank's heads, `out_QD`, and norms of heads where there are.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: DecoderShape, sequence: int, mesh: Mesh, weights: nn.ParameterDict) -> None:
+    def __init__(
+        self, shape: DecoderShape, sequence: int, mesh: Mesh, weights: nn.ParameterDict, chunks: int = 1
+    ) -> None:
         super().__init__()
+        self.chunks = chunks
         self.shape, self.group, self.weights = shape, mesh.tensor, weights
         self.heads = Heads(weights, shape, mesh.tensor.size)
         like = weights["norm1_D"]
@@ -42,7 +46,7 @@ class SelfAttention(nn.Module):
         batch = x_SBD.shape[1]
         with region("attention"):
             h_TD = rms_norm(x_SBD.flatten(0, 1), self.weights["norm1_D"], self.shape.eps)
-            qkv_WC = column_product(h_TD, self.weights["qkv_DC"], self.group)
+            qkv_WC = column_product(h_TD, self.weights["qkv_DC"], self.group, self.chunks)
             q, k, v = self.heads.split(qkv_WC, (len(self.cos), batch), (self.cos, self.sin))
             y_WC = self.heads.attend(q, k, v).flatten(0, 1)
-            return row_product(y_WC, self.weights["out_QD"], self.group).view(x_SBD.shape)
+            return row_product(y_WC, self.weights["out_QD"], self.group, self.chunks).view(x_SBD.shape)

@@ -56,6 +56,7 @@ class DecoderSetting:
         attention: `tensor`, or in modern `ulysses`.
         recompute: what the backward makes again: nothing; all between the second norm and the residual (`moe`,
             `moe_layer_recompute`); in modern the experts' activation alone (`activation`, `moe_act`).
+        chunks: in which attention's collectives run beside its products (`tp_comm_overlap`); 1: they do not.
     """
 
     version: str = "0.10"
@@ -63,6 +64,7 @@ class DecoderSetting:
     dispatcher: str = "alltoall"
     attention: str = "tensor"
     recompute: str = "none"
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         dispatchers = tuple(indexed.DISPATCHERS) if self.version == "0.10" else ("alltoall",)
@@ -89,6 +91,8 @@ def problem(shape: DecoderShape, ranks: int, sequence: int, batch: int, setting:
     cut = ranks if setting.attention == "ulysses" else t
     expert_ranks, width = (ranks, 1) if setting.version == "modern" else (ranks // t, t)
     sequences = 1 if setting.attention == "ulysses" else ranks // t
+    if setting.chunks < 1 or sequence * batch // ranks % setting.chunks:
+        return f"chunks = {setting.chunks} can't cut a rank's {sequence * batch // ranks} rows"
     for name, value, parts, why in (
         ("heads", shape.heads, cut, "attention"),
         ("kv_heads", shape.kv_heads, cut, "attention"),
@@ -143,7 +147,7 @@ class MegatronDecoder(nn.Module):
         self.attention: nn.Module = (
             Attention("sp", shape, sequence, group, self.weights)
             if is_ulysses
-            else SelfAttention(shape, sequence, self.mesh, self.weights)
+            else SelfAttention(shape, sequence, self.mesh, self.weights, setting.chunks)
         )
         self.balance_group = group if is_ulysses else self.mesh.tensor
 

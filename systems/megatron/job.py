@@ -1,12 +1,12 @@
 """Megatron-LM as systems that train decoders, of October 2024 and of today.
 
-    megatron_0.10+tensor=node+expert=node+dispatcher=alltoall+recompute=none
-    megatron_modern+tensor=node+expert=node+attention=tensor+recompute=none
+    megatron_0.10+tensor=node+expert=node+dispatcher=alltoall+recompute=none+chunks=1
+    megatron_modern+tensor=node+expert=node+attention=tensor+recompute=none+chunks=1
 
 `tensor`: tensor-parallel ranks t; `expert`: expert-parallel ranks, in 0.10 beside t, so that t times as many share a
 layer, in modern all that share it; `node`: as many as a node has, or has left. No more tensor-parallel ranks than a
 node has are taken. Micro-batches are those of a tensor-parallel group. `attention=ulysses` cuts sequences among the
-expert-parallel ranks. `recompute`: as of `DecoderSetting`. Gradients are summed in FP32, as BF16 runs force.
+expert-parallel ranks. `recompute`, `chunks`: as of `DecoderSetting`. Gradients are summed in FP32, as BF16 runs force.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,6 +39,7 @@ class Options:
     dispatcher: str = "alltoall"
     attention: str = "tensor"
     recompute: str = "none"
+    chunks: str = "1"
 
 
 class MegatronJob:
@@ -54,6 +55,7 @@ class MegatronJob:
     def choices(self) -> Mapping[str, Sequence[str]]:
         """Options and their values."""
         own: dict[str, Sequence[str]] = {"tensor": _DEGREES, "expert": _DEGREES, "recompute": RECOMPUTE[self.version]}
+        own["chunks"] = ("1", "2", "4", "8")
         more: dict[str, Sequence[str]] = {"dispatcher": tuple(DISPATCHERS)}
         return own | (more if self.version == "0.10" else {"attention": ATTENTION})
 
@@ -144,7 +146,7 @@ class MegatronJob:
 
     def _setting(self, layout: JobLayout) -> DecoderSetting:
         tensor, told = self._degrees(layout)[0], self.options
-        return DecoderSetting(self.version, tensor, told.dispatcher, told.attention, told.recompute)
+        return DecoderSetting(self.version, tensor, told.dispatcher, told.attention, told.recompute, int(told.chunks))
 
 
 MEGATRON_0_10 = MegatronJob(

@@ -16,7 +16,7 @@ from tests.systems.megascale.on_ranks import CLOSE, SHAPES, B, S, expected, pois
 
 OLD = [DecoderSetting("0.10", t, dispatcher) for t, dispatcher in product((1, 2, 4), ("alltoall", "allgather"))]
 MODERN = [DecoderSetting("modern", t) for t in (1, 2, 4)] + [DecoderSetting("modern", attention="ulysses")]
-AGAIN = [DecoderSetting("0.10", 2, recompute="moe"), DecoderSetting("modern", 2, recompute="activation")]
+AGAIN = [DecoderSetting("0.10", 2, recompute="moe"), DecoderSetting("modern", 2, recompute="activation", chunks=2)]
 
 
 def step(layer, x, upstream):
