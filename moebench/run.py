@@ -193,6 +193,7 @@ def execute(
                 append(rows)
                 outcome.count(rows)
 
+            _get_ready(left, job, jobs or usable_cores())
             left = _correct_cases(left, job, watch, keep, check)
             for name in dict.fromkeys(case.engine for case in left):
                 own = [case for case in left if case.engine == name]
@@ -250,6 +251,14 @@ def _check() -> Check:
     from moebench.correctness import check_cases
 
     return check_cases
+
+
+def _get_ready(cases: Sequence[Case], job: Job, jobs: int) -> None:
+    """Let engines start what takes long to start, before the correctness gate."""
+    for name in dict.fromkeys(case.engine for case in cases):
+        get_ready = getattr(import_module(ENGINES[name]), "get_ready", None)
+        if get_ready is not None:
+            get_ready([case for case in cases if case.engine == name], job.topologies, jobs)
 
 
 def _run_engine(

@@ -25,9 +25,12 @@ def conclude(job: Job) -> None:
     if scores:
         click.echo()
         print_scores(scores)
-    written = write(folder)
+    is_quick = folder.filters.quick
+    written = write(folder, scores=scores, for_phones=not is_quick)
     click.echo(f"results: {folder.results}")
     click.echo(f"report: {written}")
+    if is_quick:
+        click.echo(f"Its figures are for wide windows; for phones too with: moebench report {folder.path}")
     for alarm in alarms(rows):
         click.secho(alarm, err=True, fg="red", bold=True)
 

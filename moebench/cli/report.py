@@ -1,5 +1,6 @@
 """`moebench report`: the HTML report of a run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import click
 from moebench.cli.paths import OutputFile
 
 if TYPE_CHECKING:
+    from moebench.claims.scoreboard import Score
     from moebench.results.store import RunFolder
 
 
@@ -21,8 +23,10 @@ def command(run: Path, output: Path | None) -> None:
     click.echo(write(RunFolder.open(run), output))
 
 
-def write(folder: "RunFolder", output: Path | None = None) -> Path:
-    """Write the report of a run; returns where it is.
+def write(
+    folder: "RunFolder", output: Path | None = None, scores: "Sequence[Score] | None" = None, for_phones: bool = True
+) -> Path:
+    """Write the report of a run; returns where it is. The rest is as of `moebench.report.html.write_report`.
 
     Raises:
         StorageError: it can't be written.
@@ -32,5 +36,5 @@ def write(folder: "RunFolder", output: Path | None = None) -> Path:
 
     path = output or folder.report
     with storage(path):
-        write_report(folder, path)
+        write_report(folder, path, scores=scores, for_phones=for_phones)
     return path

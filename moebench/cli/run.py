@@ -80,7 +80,9 @@ _CHOICES = {
 )
 @click.option("--set", "settings", multiple=True, metavar="PARAMETER=VALUE", help="What if: nic.bandwidth=25GB/s.")
 @click.option(
-    "--quick", is_flag=True, help="First choice of every assumption, common conventions, 32 draws: a first look."
+    "--quick",
+    is_flag=True,
+    help="First choice of every assumption, common conventions, 32 draws, figures for wide windows: a first look.",
 )
 @click.option("--dry-run", is_flag=True, help="List cases, engine, expected time and memory; write nothing.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run folder; default runs/SUITE-TIME.")

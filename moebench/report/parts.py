@@ -1,10 +1,14 @@
 """What a page is made of: tables and figures as plain data, and how numbers are written."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from moebench.report.style import themed
+
+_for_phones = ContextVar("for_phones", default=True)
 
 
 class Linked(str):
@@ -55,7 +59,7 @@ class Figure:
     """A drawing with the sentence that it shows, a caption, and the data behind it.
 
     Attributes:
-        svg: markup of the drawing, wide and narrow; the page shows one of them.
+        svg: markup of the drawing, wide and narrow, of which the page shows one; or wide alone.
         table: behind a fold; below: another one, in sight. is_folded: whether all of it waits behind one.
     """
 
@@ -66,6 +70,16 @@ class Figure:
     table: Table | None = None
     below: Table | None = None
     is_folded: bool = False
+
+
+@contextmanager
+def drawing(for_phones: bool) -> Iterator[None]:
+    """Figures of the block are drawn once more, narrow, or once and scroll sideways where they don't fit."""
+    before = _for_phones.set(for_phones)
+    try:
+        yield
+    finally:
+        _for_phones.reset(before)
 
 
 def figure(
@@ -82,7 +96,10 @@ def figure(
     Args:
         draw: `draw(narrow) -> svg`.
     """
-    wide, narrow = (themed(draw(n), title, finding, f"{key}-{'narrow' if n else 'wide'}") for n in (False, True))
+    wide = themed(draw(False), title, finding, f"{key}-wide")
+    if not _for_phones.get():
+        return Figure(title, finding, caption, f'<div class="once">{wide}</div>', table, below)
+    narrow = themed(draw(True), title, finding, f"{key}-narrow")
     svg = f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
     return Figure(title, finding, caption, svg, table, below)
 

@@ -1,5 +1,6 @@
 """From a run folder to what the page's template shows: plain values, no markup but the figures."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from moebench.report.claims_view import (
 )
 from moebench.report.facts import facts_text
 from moebench.report.machines_view import machine_tables, machines_sentence
-from moebench.report.parts import Table, size
+from moebench.report.parts import Table, drawing, size
 from moebench.report.side_by_side import side_by_side
 from moebench.report.tables import anchors_of, with_lines
 from moebench.report.text import printable
@@ -78,20 +79,33 @@ ENGINES = {
 }
 
 
-def page(folder: RunFolder) -> dict[str, Any]:
-    """Everything the template needs."""
+ONCE = (
+    "Figures are drawn once here, as wide as on a desk, for this report is of a quick run: `moebench report` with the "
+    "run's folder writes it with drawings for phones too."
+)
+
+
+def page(folder: RunFolder, scores: Sequence[Score] | None = None, for_phones: bool = True) -> dict[str, Any]:
+    """Everything the template needs; see `moebench.report.html.write_report`."""
+    with drawing(for_phones):
+        return _page(folder, list(scoreboard(folder.suite, folder) if scores is None else scores), for_phones)
+
+
+def _page(folder: RunFolder, scores: list[Score], for_phones: bool) -> dict[str, Any]:
     suite, record = folder.suite, folder.record
-    scores = scoreboard(suite, folder)
     frame = printable(table(folder, *METRICS, with_samples=False))
     lines = {plain(case): span for case, span in places(folder.results).items()}
     obtained = _obtained(folder, scores)
     defaults = {name: found.conditions[0] for name, found in obtained.items()}
     present = set(frame["experiment"])
-    experiments = side_by_side(
+    *experiments, drawn_map = side_by_side(
         [
-            partial(kinds.of(e.kind, "view"), folder, e, frame, scores)
-            for e in suite.experiments
-            if e.name in present
+            *(
+                partial(kinds.of(e.kind, "view"), folder, e, frame, scores)
+                for e in suite.experiments
+                if e.name in present
+            ),
+            partial(the_map, scores, obtained, _Draws(folder), _parameters(folder)),
         ]
     )
     for experiment in experiments:
@@ -119,12 +133,16 @@ def page(folder: RunFolder) -> dict[str, Any]:
             **{claim_key(score): f"claim-{score.claim.id}" for score in scores if score.obtained is not None},
         },
         "not_run": not_run_table(scores),
-        "map": the_map(scores, obtained, _Draws(folder), _parameters(folder)),
+        "map": drawn_map,
         "experiments": experiments,
         "machines_sentence": machines_sentence(topologies.values()),
         "rests": rests_table(scores),
         "machines": machine_tables(topologies.values()),
-        "reading": [*READING, *(ENGINES[name] for name in ENGINES if name in set(frame["engine"]))],
+        "reading": [
+            *READING,
+            *(ENGINES[name] for name in ENGINES if name in set(frame["engine"])),
+            *([] if for_phones else [ONCE]),
+        ],
         "command": record["environment"]["command"],
         "environment": _environment(record),
         "version": moebench.__version__,

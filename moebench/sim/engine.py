@@ -20,9 +20,9 @@ from moebench import kinds
 from moebench.case import Case, fields_of
 from moebench.program import Program
 from moebench.results.rows import Row
+from moebench.sim import workers
 from moebench.sim.catalogue import Catalogue
 from moebench.sim.rows import rows_of_replay, rows_without_number
-from moebench.sim.workers import workers
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -56,6 +56,12 @@ class Group:
     key: str
     cases: tuple[Case, ...]
     topologies: tuple[Topology, ...]
+
+
+def get_ready(cases: Sequence[Case], topologies: Mapping[str, Topology], jobs: int) -> None:
+    """Start, while there is other work to do, what `run_cases` will need for these."""
+    if jobs > 1 and len({trace_key(case, topologies[case.topology]) for case in cases}) >= POOL_THRESHOLD:
+        workers.get_ready()
 
 
 def run_cases(
@@ -93,7 +99,7 @@ def _run_batches(
         for group in chain(*batches):
             yield from run_group(group, suite.samples, suite.seed, traces)
         return
-    with workers(jobs) as pool:
+    with workers.workers(jobs) as pool:
         batch_of = {
             pool.submit(_run_groups, batch, suite.samples, suite.seed, traces): batch for batch in batches
         }
@@ -111,7 +117,7 @@ def _finished(
     except BrokenProcessPool:
         pass
     for group in batch:
-        with workers(1) as alone:
+        with workers.workers(1) as alone:
             try:
                 yield from alone.submit(run_group, group, suite.samples, suite.seed, traces).result()
             except BrokenProcessPool:

@@ -5,8 +5,9 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 
+_PRELOADED = ["torch", "moebench.sim.engine", "moebench.trace.layer"]
 _OBJECTS = 100_000  # that are made before the collector looks for cycles: programs are many small objects that stay
 
 
@@ -22,10 +23,16 @@ def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     pool.shutdown()
 
 
+def get_ready() -> None:
+    """Start the process that workers are copied from: its imports take seconds, in which there is other work."""
+    get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    forkserver.ensure_running()
+
+
 def worker_pool(jobs: int) -> ProcessPoolExecutor:
     """The processes; to be shut down, or ended."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "moebench.sim.engine", "moebench.trace.layer"])
+    context.set_forkserver_preload(_PRELOADED)
     return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
 
 

@@ -23,7 +23,7 @@ def on_fake_engine(patch):
     patch.setitem(sys.modules, "moebench.report.html", SimpleNamespace(write_report=_write_report))
 
 
-def _write_report(folder, path):
+def _write_report(folder, path, **_):
     path.write_text(f"<html>{folder.suite.name}</html>")
 
 

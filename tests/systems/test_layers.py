@@ -63,7 +63,7 @@ def test_the_reference_by_hand():
 
 @every_combination
 def test_equals_the_reference(system, gate, conventions):
-    """Outputs, loss and all gradients in float64, for 0, 1, E - 1 and 24 tokens in turn, and twice for the same ones."""
+    """Outputs, loss and all gradients in float64, for 0, 1, E - 1 and 24 tokens in turn, twice for the first ones."""
     work, values = workload(gate), weights()
     layer = build(system, work, conventions, values)
     for tokens, times in ((24, 2), (0, 1), (1, 1), (7, 1), (24, 1)):

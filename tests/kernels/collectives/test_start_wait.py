@@ -53,7 +53,7 @@ def test_collectives_under_way_are_independent(check):
 @pytest.mark.parametrize("world", [2, 4, 10])
 def test_results_are_held_by_nobody_else(world):
     """No thread of the backend still refers to a result that was waited for, so runs execute the same operators."""
-    run_ranks(F + "results_are_held_by_nobody_else", world, (60 if world < 10 else 10,))
+    run_ranks(F + "results_are_held_by_nobody_else", world, (30 if world < 10 else 5,))
 
 
 def test_groups_within_the_world():

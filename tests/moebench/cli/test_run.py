@@ -28,6 +28,7 @@ def test_a_run_ends_with_claims_rows_and_report(fake, moebench, in_folder):
     assert "hetu-h1" in said.out
     assert "reproduced" in said.out
     assert "report: out/report.html" in said.out
+    assert "for phones too with: moebench report out" in said.out
     assert "engine sim" in said.err
     assert "engine sim" not in said.out
     folder = RunFolder.open(Path("out"))

@@ -97,6 +97,17 @@ def test_hostile_names_are_escaped(view):
     assert "&lt;script&gt;alert" in text
 
 
+def test_a_report_may_be_drawn_once(run_folder, view, tmp_path):
+    """In half the time, for a first look: the same figures without the narrow ones, and the page says so."""
+    scores = scoreboard(run_folder.suite, run_folder)
+    text = write_report(run_folder, tmp_path / "once.html", scores, for_phones=False).read_text(encoding="utf-8")
+    whole = render("report", view)
+    assert text.count('class="once"') == whole.count('class="wide"') == whole.count('class="narrow"') > 0
+    assert 'class="narrow"' not in text
+    assert "drawn once here" in text
+    assert "drawn once here" not in whole
+
+
 def test_unfinished_run_says_so(run_folder, tmp_path):
     """A report of a run that was interrupted names how many cases it has."""
     part = tmp_path / "part"
