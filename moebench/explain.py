@@ -136,7 +136,7 @@ def breakdown(
 ) -> Breakdown:
     """Take a replayed case apart."""
     program, timeline = programs[replay.reference], replay.timelines[replay.reference]
-    operators = _operators(program, timeline)
+    operators = operator_parts(program, timeline)
     drawn = replay.step_time_s[1:] if replay.step_time_s.size > 1 else replay.step_time_s
     low, high = np.percentile(drawn, (5, 95))
     return Breakdown(
@@ -144,7 +144,7 @@ def breakdown(
         step_s=float(replay.step_time_s[0]),
         low_s=float(low),
         high_s=float(high),
-        regions=_by_region(operators),
+        regions=by_region(operators),
         operators=tuple(sorted(operators, key=lambda part: -part.time_s)),
         peak_bytes=replay.peak_bytes,
         fits=bool(replay.fits[0]),
@@ -163,7 +163,8 @@ def compare(first: Breakdown, second: Breakdown) -> Comparison:
     return Comparison(first, second, regions, operators)
 
 
-def _operators(program: Program, timeline: Timeline) -> list[OperatorPart]:
+def operator_parts(program: Program, timeline: Timeline) -> list[OperatorPart]:
+    """All operators of a program, those of a name, region and phase together."""
     groups: dict[Key, list[int]] = defaultdict(list)
     for op in program.ops:
         groups[op.region, op.phase, op.name].append(op.index)
@@ -193,7 +194,8 @@ def _operators(program: Program, timeline: Timeline) -> list[OperatorPart]:
     return parts
 
 
-def _by_region(operators: Iterable[OperatorPart]) -> tuple[RegionPart, ...]:
+def by_region(operators: Iterable[OperatorPart]) -> tuple[RegionPart, ...]:
+    """Their sums by region, longest first."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for part in operators:
         sums[part.region] = [a + b for a, b in zip(sums[part.region], (part.compute_s, part.exposed_s, part.host_s))]

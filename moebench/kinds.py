@@ -28,12 +28,15 @@ class Kind:
             place of one replay. Its rows are finished, and it has no `finish`.
         counted: `(case, hardware) -> rows`: of a case that no clock times, what it does on seeded numbers.
         counting: `(case) -> (seconds, status)`: how long that takes about, and the status, where it is known before.
+        apart: `(RecordedCase) -> Breakdown`, of a kind that has `simulate`; timeline: `(RecordedCase) -> a document for
+            Perfetto`, likewise.
         finish: `(case, topology, rows of an engine) -> rows`: what means something, and what follows from it.
             A kind that no clock times has neither this nor programs, refusal and step.
         obtain: `(claim, suite, Evidence) -> Obtained`; raises CantAnswer.
         view: `(RunFolder, experiment, frame, scores) -> what the report's template shows`.
         explain: `(case, topology, width, tell) -> lines`: what a case's system planned, if it plans; `tell` hears of
             each stage.
+        together: `(case) -> key`, of cases whose programs have parts in common: one process runs them.
         plans_by_machine: whether what a system runs may depend on the machine that it runs on.
         drawn: metrics beside the time whose draws are kept, since claims divide them draw by draw.
     """
@@ -48,10 +51,13 @@ class Kind:
     refusal: str = ""
     step: str = ""
     simulate: str = ""
+    apart: str = ""
+    timeline: str = ""
     counted: str = ""
     counting: str = ""
     finish: str = ""
     explain: str = ""
+    together: str = ""
     plans_by_machine: bool = False
     drawn: tuple[str, ...] = ()
 
@@ -126,6 +132,9 @@ KINDS = {
         programs="trace.job:programs_of",
         refusal="plan_jobs:refusal",
         simulate="job_rows:simulated",
+        apart="explain_job:apart",
+        timeline="explain_job:timeline",
+        together="plan_jobs:together",
         obtain="claims.job_query:obtain",
         view="report.job_view:experiment_view",
     ),

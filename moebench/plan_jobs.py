@@ -87,7 +87,7 @@ def workload_of(experiment: JobExperiment, reading: JobReading, model: str, size
     layers = reading.layers[place] if reading.layers else None
     return JobWorkload(
         model=model,
-        decoder=sized(load_decoder(model), layers),
+        decoder=sized(load_decoder(model), layers, experiment.plain),
         stages=of(reading.stages, place),
         global_batch=_batch(experiment, reading, size),
         micro_batch=reading.micro_batch,
@@ -124,6 +124,12 @@ def _systems(experiment: JobExperiment, asked: Sequence[str]) -> list[str]:
     from moebench.systems.job_registry import NAMES, get
 
     return [get(name).name for name in dict.fromkeys(asked) if name.split("+")[0] in NAMES]
+
+
+def together(case: Case) -> Hashable:
+    """Cases of one key have the same micro-batches: a process traces and replays them once."""
+    workload = job_of(case)
+    return case.system, workload.model, workload.stages, workload.chunks, workload.micro_batch, workload.skew
 
 
 def check_key(case: Case) -> tuple[Hashable, ...]:

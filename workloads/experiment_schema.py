@@ -11,7 +11,7 @@ SystemName = Annotated[
     str,
     pattern(
         "a system: write a name, and options such as tutel+degree=4",
-        re.compile(r"[a-z0-9][a-z0-9_-]*(\+[a-z0-9_]+=[a-z0-9_.-]+)*"),
+        re.compile(r"[a-z0-9][a-z0-9_.-]*(\+[a-z0-9_]+=[a-z0-9_.-]+)*"),
     ),
 ]
 GateLabel = Annotated[

@@ -27,6 +27,16 @@ QUANTITIES: Mapping[str, tuple[str, str, float]] = {
     "alltoall_over_expert_time": ("all-to-alls over experts", "", 1.0),
     "best_partition_count": ("most parts of a range", "", 1.0),
     "peak_memory": ("peak memory", "GiB", 2.0**30),
+    "iteration_time": ("time of a step", "s", 1.0),
+    "throughput": ("tokens a second", "ktokens/s", 1e3),
+    "mfu": ("utilisation", "%", 0.01),
+    "exposed_comm": ("exposed communication", "s", 1.0),
+    "attention_and_gemm": ("products and attention", "s", 1.0),
+    "other": ("everything else", "s", 1.0),
+    "memory_activations": ("activations", "GB", 1e9),
+    "memory_model_states": ("parameters, gradients, optimiser", "GB", 1e9),
+    "memory_other": ("other memory", "GB", 1e9),
+    "memory_total": ("memory in all", "GB", 1e9),
 }
 BARS, LINES = "bars", "lines"
 MARKS = (BARS, LINES)

@@ -1,10 +1,13 @@
 """What varies in an experiment, by the names that its figures know: the lists that are their axes."""
 
+from collections.abc import Mapping
+
 from moebench.workloads.exchange import size_words
 from moebench.workloads.figure import CLUSTER, SYSTEM, PaperFigure
 from moebench.workloads.suite import (
     AnyExperiment,
     ExchangeExperiment,
+    JobExperiment,
     KernelExperiment,
     LayerExperiment,
     ModelExperiment,
@@ -45,6 +48,13 @@ def lists_of(experiment: AnyExperiment) -> dict[str, tuple[str, ...]]:
             for name, values in ({"model": part.models} | dict(part.sizes)).items():
                 found.setdefault(name, []).extend(map(str, values))
         found = {name: values for name, values in found.items() if values}
+    elif isinstance(experiment, JobExperiment):
+        papers = [name for name in experiment.node_types if name in experiment.clusters.values()]
+        found |= {
+            "model": list(experiment.models),
+            "size": list(experiment.sizes),
+            CLUSTER: [cluster_of(experiment, node_type) for node_type in papers or experiment.node_types[:1]],
+        }
     else:
         return {}
     if "size" in found:
@@ -52,7 +62,7 @@ def lists_of(experiment: AnyExperiment) -> dict[str, tuple[str, ...]]:
     return {name: tuple(dict.fromkeys(values)) for name, values in found.items()}
 
 
-def cluster_of(experiment: ModelExperiment, node_type: str) -> str:
+def cluster_of(experiment: ModelExperiment | JobExperiment, node_type: str) -> str:
     """What the paper calls a node type."""
     return next((name for name, known in experiment.clusters.items() if known == node_type), node_type)
 
@@ -69,7 +79,10 @@ def kept_lists(figure: PaperFigure, experiment: AnyExperiment) -> dict[str, tupl
 
 
 def stands_for(name: str, system: str, experiment: AnyExperiment) -> bool:
-    """Whether a system is what a name means: of models a name without options is its best number of chunks."""
+    """Whether a system is what a name means: of models a name without options is its best number of chunks, of jobs a
+    name of the paper's is what the suite says."""
+    if isinstance(experiment, JobExperiment):
+        return system in experiment.called.get(name, (name,))
     return tuned(name, system) if isinstance(experiment, ModelExperiment) else name == system
 
 
@@ -84,5 +97,17 @@ def tuned(name: str, system: str) -> bool:
 
 def variants(experiment: AnyExperiment) -> tuple[str, ...]:
     """Names without options that stand for several systems of an experiment."""
+    if isinstance(experiment, JobExperiment):
+        return tuple(name for name, own in experiment.called.items() if len(own) > 1)
     stems = dict.fromkeys(system.partition("+")[0] for system in experiment.systems)
     return tuple(stem for stem in stems if sum(stands_for(stem, one, experiment) for one in experiment.systems) > 1)
+
+
+def meant(experiment: AnyExperiment, name: str, scope: Mapping[str, str]) -> tuple[str, ...]:
+    """Systems of an experiment that a reported number means: by the paper's name, or as a variant that it names."""
+    if isinstance(experiment, JobExperiment):
+        for key, words in experiment.variants.items():
+            if scope.get(key) in words:
+                return (words[scope[key]],)
+        return experiment.called.get(name, ())
+    return ()

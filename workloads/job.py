@@ -109,6 +109,17 @@ class JobWorkload:
         return self.layout(ranks, 1).problem(self.decoder)
 
 
-def sized(decoder: DecoderModel, layers: int | None = None) -> DecoderModel:
-    """A decoder with another number of layers, as a paper cuts it to fit; None leaves it."""
+def sized(decoder: DecoderModel, layers: int | None = None, plain: bool = False) -> DecoderModel:
+    """A decoder as an experiment takes it.
+
+    Args:
+        layers: another number of them, as a paper cuts a model to fit; None leaves it.
+        plain: its sizes alone, all layers alike: what `not_expressed` lists is left out, with norms of heads.
+    """
+    if plain:
+        shape = replace(decoder.shape, qk_norm=False)
+        decoder = replace(
+            decoder, shape=shape, dense_layers=0, dense_ffn=0, norm="rms", qk_norm="none", biases=(), sinks=False,
+            latent=None, features=(),
+        )  # fmt: skip
     return decoder if layers is None else replace(decoder, layers=layers)

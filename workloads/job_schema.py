@@ -1,5 +1,6 @@
 """What a suite file says of an experiment of training jobs, as strict models."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -7,13 +8,16 @@ from pydantic import Field, model_validator
 from moebench.workloads.errors import one_of
 from moebench.workloads.experiment_schema import Described, SystemName
 from moebench.workloads.job import JOB_DTYPES, MOST_SKEW
-from moebench.workloads.schema import Name, Number, Size, Strict, Text, choice, fault
+from moebench.workloads.schema import Name, Number, Size, Strict, Text, choice, fault, pattern
 
 JOB_METRICS = (
     *("iteration_time", "throughput", "mfu", "exposed_comm", "attention_and_gemm", "other"),
     *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
 )
 JOB_FIGURE_KINDS = ("job-speedup",)  # speedup by size and model, a panel a node type
+ModelName = Annotated[
+    str, pattern("a model: lower-case letters, digits, -, _ and .", re.compile(r"[a-z0-9][a-z0-9._-]*"))
+]
 Count = Annotated[int, Field(ge=1, le=2**20)]
 Counts = Annotated[list[Count], Field(min_length=1)]
 
@@ -43,6 +47,7 @@ class JobFigureFile(Strict):
 class JobExperimentFile(Described):
     """Training steps of decoders that are laid out over a cluster.
 
+    `plain`: of the models the sizes alone, in layers that are all alike.
     `clusters`: what the paper calls a node type. `called`: what it calls a system -> systems, the fastest of which
     counts. `variants`: key of a claim's scope -> word -> system, for claims about one system in several settings.
     `normalised_to`: the system that normalised values are relative to.
@@ -51,11 +56,12 @@ class JobExperimentFile(Described):
     kind: Literal["job"]
     metric: Annotated[str, choice("metric", JOB_METRICS)]
     systems: Annotated[list[SystemName], Field(min_length=1)]
-    models: Annotated[list[Name], Field(min_length=1)]
+    models: Annotated[list[ModelName], Field(min_length=1)]
     sizes: Annotated[list[Size], Field(min_length=1)]
     node_types: Annotated[list[Name], Field(min_length=1)]
     readings: Annotated[list[JobReadingFile], Field(min_length=1)]
     dtype: Annotated[str, choice("dtype", JOB_DTYPES)] = "bf16"
+    plain: bool = False
     clusters: dict[Name, Name] = Field(default_factory=dict)
     called: dict[Name, Annotated[list[SystemName], Field(min_length=1)]] = Field(default_factory=dict)
     variants: dict[Name, dict[Text, SystemName]] = Field(default_factory=dict)

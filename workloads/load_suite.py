@@ -295,6 +295,7 @@ def _job_experiment(model: JobExperimentFile, file: TomlFile, index: int) -> Job
         models=tuple(dict.fromkeys(model.models)),
         readings=tuple(readings),
         dtype=model.dtype,
+        plain=model.plain,
         clusters=dict(model.clusters),
         called={name: tuple(own) for name, own in model.called.items()},
         variants={key: dict(words) for key, words in model.variants.items()},

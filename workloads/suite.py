@@ -217,6 +217,7 @@ class JobExperiment(Experiment):
 
     Attributes:
         readings: the first is the default, the others are swept as assumptions.
+        plain: whether only the sizes of the models count, in layers that are all alike.
         clusters: what the paper calls a node type; one that it does not name, but the first, is an assumption.
         called: what it calls a system -> systems, the fastest of which counts.
         variants: key of a claim's scope -> word -> system.
@@ -227,6 +228,7 @@ class JobExperiment(Experiment):
     models: tuple[str, ...]
     readings: tuple[JobReading, ...]
     dtype: str = "bf16"
+    plain: bool = False
     clusters: Mapping[str, str] = field(default_factory=dict)
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -64,8 +64,12 @@ def _show_plan(recorded: "RecordedCase") -> None:
 
 def taken_apart(recorded: "RecordedCase") -> "Breakdown":
     """The breakdown of one case of a run."""
+    from moebench import kinds
     from moebench.explain import breakdown
 
+    kind = recorded.case.workload.kind
+    if kinds.KINDS[kind].apart:
+        return kinds.of(kind, "apart")(recorded)
     replay = recorded.replayed()
     return breakdown(
         recorded.case.name,

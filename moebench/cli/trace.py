@@ -28,12 +28,17 @@ def command(run: Path, case: str, output: Path) -> None:
 
 def write_timeline(run: Path, case: str, output: Path | None) -> None:
     """Write the timeline of a case to a file, or to standard output."""
+    from moebench import kinds
     from moebench.perfetto import chrome_trace, trace_text, write_trace
     from moebench.results.store import storage
     from moebench.sim.recorded import load_case
 
     recorded = load_case(run, case)
-    document = chrome_trace(recorded.programs, recorded.replayed(), recorded.case.name)
+    kind = recorded.case.workload.kind
+    if kinds.KINDS[kind].timeline:
+        document = kinds.of(kind, "timeline")(recorded)
+    else:
+        document = chrome_trace(recorded.programs, recorded.replayed(), recorded.case.name)
     if output is None:
         click.echo(trace_text(document))
         return

@@ -49,6 +49,7 @@ class Grid:
     series: tuple[str, ...]
     panels: tuple[str, ...]
     rest: Mapping[str, str]
+    experiment: AnyExperiment | None = None
 
     @classmethod
     def of(cls, figure: PaperFigure, experiment: AnyExperiment) -> "Grid":
@@ -56,7 +57,7 @@ class Grid:
         kept = kept_lists(figure, experiment)
         x, series, panels = (kept[name] if name else ("",) for name in (figure.x, figure.series, figure.panel))
         rest = {name: values[0] for name, values in kept.items() if name not in figure.axes and values[0]}
-        return cls(figure, experiment.kind, figure.metric or experiment.metric, x, series, panels, rest)
+        return cls(figure, experiment.kind, figure.metric or experiment.metric, x, series, panels, rest, experiment)
 
     @property
     def unit(self) -> str:

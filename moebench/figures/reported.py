@@ -7,7 +7,7 @@ from moebench.claims.scope import is_size, named
 from moebench.figures.points import NOT_PUBLISHED, REPORTED, Grid, Point
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.figure import SPEEDUP, SYSTEM
-from moebench.workloads.figure_lists import tuned
+from moebench.workloads.figure_lists import meant, tuned
 
 RELATIONS = {"max-over": "up to", "mean-over": "mean", "at-least": "at least", "at-most": "at most", "equal": ""}
 _TIMES = ("us", "ms", "s", "minutes", "hours")
@@ -15,7 +15,8 @@ _TIMES = ("us", "ms", "s", "minutes", "hours")
 _UNITS: Mapping[str, tuple[str, ...]] = {
     "": ("ratio", "count", "k"),
     "%": ("fraction",),
-    "GiB": ("B", "MB", "GB"),
+    **dict.fromkeys(("GiB", "GB"), ("B", "MB", "GB")),
+    "ktokens/s": ("tokens/s", "ktokens/s"),
     **dict.fromkeys(("us", "ms", "s", "min"), _TIMES),
 }
 # List of an experiment -> the keys of a scope that speak of it.
@@ -24,6 +25,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "payload": ("bytes",),
     "top_k": ("k", "top_k"),
     "part": ("operator",),
+    "cluster": ("cluster", "gpu"),
 }
 
 
@@ -56,7 +58,7 @@ def _points(grid: Grid, claim: Claim) -> list[Point]:
     axes = {grid.figure.panel: grid.panels, grid.figure.x: grid.x, grid.figure.series: grid.series}
     choices: dict[str, list[str]] = {}
     for name, values in axes.items():
-        if name and (fits := _fits(claim, name)) is not None:
+        if name and (fits := _fits(claim, name, grid)) is not None:
             choices[name] = [v for v in values if fits(v)]
     if not all(choices.values()):
         return []  # about cases that the figure doesn't show
@@ -80,8 +82,10 @@ def _value(grid: Grid, claim: Claim) -> float:
     )
 
 
-def _fits(claim: Claim, name: str) -> Callable[[str], bool] | None:
+def _fits(claim: Claim, name: str, grid: Grid) -> Callable[[str], bool] | None:
     """Whether a value of a list is what a claim is about; None where the claim leaves the list open."""
+    if name == SYSTEM and grid.experiment is not None and (own := meant(grid.experiment, claim.system, claim.scope)):
+        return lambda value: value in own
     if name == SYSTEM:
         return (lambda value: any(tuned(name, value) for name in own_names(claim))) if claim.system else None
     if name == "op":

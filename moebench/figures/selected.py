@@ -8,7 +8,7 @@ from moebench.results.rows import HOT, Row
 from moebench.workloads.exchange import size_words
 from moebench.workloads.figure import CLUSTER
 from moebench.workloads.figure_lists import cluster_of
-from moebench.workloads.suite import AnyExperiment, ModelExperiment
+from moebench.workloads.suite import AnyExperiment, JobExperiment, ModelExperiment
 
 Place = tuple[tuple[str, str], ...]  # names of lists with their values, sorted
 
@@ -70,7 +70,7 @@ def _is_meant(row: Row, experiment: AnyExperiment) -> bool:
 
 def _machines(rows: Sequence[Row], experiment: AnyExperiment) -> tuple[str, ...]:
     types = tuple(dict.fromkeys(_node_type(row) for row in rows))
-    if isinstance(experiment, ModelExperiment):
+    if isinstance(experiment, ModelExperiment | JobExperiment):
         return types
     return (next((name for name in experiment.node_types if name in types), types[0]),)
 
@@ -83,7 +83,7 @@ def _text(row: Row, name: str, experiment: AnyExperiment) -> str:
     """A row's value of a list, as the experiment's list writes it."""
     if name == "payload":
         return size_words(row.payload_bytes or 0)
-    if name == CLUSTER and isinstance(experiment, ModelExperiment):
+    if name == CLUSTER and isinstance(experiment, ModelExperiment | JobExperiment):
         return cluster_of(experiment, _node_type(row))
     value = getattr(row, name)
     return "" if value is None else str(value)

@@ -28,7 +28,10 @@ LABELS = {
     "products": "products",
     "steps": "steps",
 }
-SYSTEMS = {"layer": "system", "exchange": "exchange", "kernel": "implementation", "model": "system", "part": "way"}
+SYSTEMS = {
+    "layer": "system", "exchange": "exchange", "kernel": "implementation", "model": "system", "part": "way",
+    "job": "system",
+}
 _SHORT = re.compile(r" ([KMGT]?)i?B$")  # 16 MiB as 16M
 _TITLES = {"batch_size": "batch size {}", "top_k": "k = {}", "tokens": "{} tokens", "experts": "{} experts"}
 

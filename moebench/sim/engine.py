@@ -134,7 +134,7 @@ def _grouped(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> list[
 
 
 def _batches(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups together whose traces may ask how the same tokens are routed, which a process works out once.
+    """Groups together whose traces may ask how the same tokens are routed, or have parts in common: worked out once.
 
     Most work first, so that no process is left with it at the end.
     """
@@ -143,6 +143,8 @@ def _batches(groups: Sequence[Group]) -> list[list[Group]]:
         workload = group.cases[0].workload
         experts = workload.columns.get("experts")
         key = (workload.labels[0], experts) if experts is not None else group.key  # others are not routed
+        if kinds.KINDS[workload.kind].together:
+            key = kinds.of(workload.kind, "together")(group.cases[0])
         found.setdefault(key, []).append(group)
     return sorted(found.values(), key=lambda batch: -max(_size(group) for group in batch))
 

@@ -1,12 +1,13 @@
 """The time of a training job, composed: stages replayed by themselves, micro-batches put into the pipeline's order.
 
-Every part of a stage is replayed on the whole machine under all draws, then one step of the pipeline is gone through
-with these times, all draws at once. Which ranks run nothing of a part stand by: all stages run the same at the same
-time, so that links are shared as they will be.
+Every part of a stage is replayed under all draws, then one step of the pipeline is gone through with these times, all
+draws at once. All stages run the same at the same time, so that links are shared as they will be.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -135,13 +136,52 @@ def composed(
 
 
 def _stage_time(stage: StageTrace, topology: Topology, values: Values, timelines: bool) -> StageTime:
-    machine = Machine(topology.hardware, values, topology.ranks)
+    draws = hashlib.sha256(b"".join(np.asarray(values[name]).tobytes() for name in sorted(values))).hexdigest()
     found = {}
     for part in PARTS:
-        catalogue = Catalogue(stage.programs[part])
-        replayed = replay(catalogue, topology, values, has_timelines=timelines)
-        found[part] = PartTime(replayed, stage.programs[part], _products_s(catalogue, replayed.reference, machine))
+        programs = stage.programs[part]
+        # A micro-batch is traced on one replica of the pipeline: it takes as long on any number of them.
+        nodes = -(-programs[0].world // topology.gpus_per_node)
+        where = _Where(replace(topology, nodes=nodes), draws, values)
+        found[part] = _part_time(_Programs(programs), where, timelines)
     return StageTime(found)
+
+
+@dataclass(frozen=True)
+class _Where:
+    """A machine under some draws; equal to others of the same content."""
+
+    topology: Topology = field(compare=False)
+    draws: str
+    values: Values = field(compare=False)
+    key: tuple[object, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        one = self.topology
+        shape = (one.nodes, one.gpus_per_node, one.nics_per_node, one.link_kind)
+        object.__setattr__(self, "key", (one.hardware.name, one.hardware.digest, *shape))
+
+
+class _Programs:
+    """Programs that equal themselves alone."""
+
+    def __init__(self, programs: tuple[Program, ...]) -> None:
+        self.programs = programs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Programs) and self.programs is other.programs
+
+    def __hash__(self) -> int:
+        return id(self.programs)
+
+
+@lru_cache(maxsize=256)
+def _part_time(own: _Programs, where: _Where, timelines: bool) -> PartTime:
+    """Replayed once for all jobs that share it."""
+    catalogue, topology = Catalogue(own.programs), where.topology
+    replayed = replay(catalogue, topology, where.values, has_timelines=timelines)
+    machine = Machine(topology.hardware, where.values, topology.ranks)
+    return PartTime(replayed, own.programs, _products_s(catalogue, replayed.reference, machine))
 
 
 def _products_s(catalogue: Catalogue, number: int, machine: Machine) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from moebench.case import Case
 from moebench.program import Program
 from moebench.sim.replay import Replay, replay
-from moebench.sim.uncertainty import draw, influence, seen_by
+from moebench.sim.uncertainty import Values, draw, influence, seen_by
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 
@@ -39,8 +39,11 @@ class RecordedCase:
 
     def replayed(self) -> Replay:
         """The replay that the run's rows come from."""
-        values = seen_by(self.case.workload, self.topology.hardware, self._values())
-        return replay(self.programs, self.topology, values)
+        return replay(self.programs, self.topology, self.seen())
+
+    def seen(self) -> Values:
+        """The values of all parameters under which the run's rows were simulated."""
+        return seen_by(self.case.workload, self.topology.hardware, self._values())
 
     def moved_by(self, outcome: np.ndarray) -> dict[str, float]:
         """Rank correlation of each uncertain parameter with an outcome over the draws."""

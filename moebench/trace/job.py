@@ -7,7 +7,6 @@ differ where their experts get different shares of the tokens, or their place te
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 
 import torch
 import torch._dynamo  # meta kernels import it on their first call, for about a second: here forked workers share it
@@ -100,25 +99,39 @@ def traced(case: Case, topology: Topology) -> JobTrace:
     virtual = layout.stages * layout.chunks
     ends = [(place == 0, place == virtual - 1) for place in range(virtual)]
     kinds = list(dict.fromkeys(ends))
-    # Programs do not depend on how many micro-batches there are: jobs that differ in that only share them.
-    like = replace(layout, global_batch=layout.global_batch // spread.microbatches * layout.stages)
-    stages = tuple(_stage(case.system, replace(workload, global_batch=0), like, one) for one in kinds)
+    # Programs do not depend on how many micro-batches there are, those of a micro-batch not on the replicas: jobs that
+    # differ in nothing else share them.
+    few = layout.global_batch // (spread.microbatches * spread.replicas) * layout.stages
+    alone = replace(layout, world=layout.world // spread.replicas, global_batch=few)
+    like = replace(layout, global_batch=few * spread.replicas)
+    same = replace(workload, global_batch=0)
+    stages = tuple(
+        _joined(_stage(case.system, same, alone, one, False), _stage(case.system, same, like, one, True))
+        for one in kinds
+    )
     return JobTrace(spread, stages, tuple(kinds.index(one) for one in ends))
 
 
+def _joined(steady: StageTrace, ends: StageTrace) -> StageTrace:
+    """A stage with all of its parts."""
+    return replace(
+        ends,
+        programs={**ends.programs, **steady.programs},
+        transient_bytes=max(steady.transient_bytes, ends.transient_bytes),
+    )
+
+
 @lru_cache(maxsize=64)
-def _stage(name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool, bool]) -> StageTrace:
+def _stage(name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool, bool], is_end: bool) -> StageTrace:
+    """The parts of a stage in the midst of a step, or at its ends."""
     system = get(name)
     spread = system.spread(layout)
     assert isinstance(spread, Spread)
     before = outstanding()
     try:
-        one = _Rank(system, workload, layout, spread, ends)
-        seen = {place: one(place) for place in sorted({0, spread.ranks - 1})}
-        if len({_alike(found.ops) for found in seen.values()}) == 1:
-            seen = {0: seen[0]}
-        else:
-            seen |= {place: one(place) for place in range(spread.ranks) if place not in seen}
+        one = _Rank(system, workload, layout, spread, ends, is_end)
+        ends_of = {_alike(one(place, layers=1).ops) for place in (0, spread.ranks - 1)}  # which differ most
+        seen = {place: one(place) for place in range(1 if len(ends_of) == 1 else spread.ranks)}
     except UnansweredRead as error:
         raise Unsupported(str(error)) from error
     finally:
@@ -135,12 +148,12 @@ class _Seen:
     peak_bytes: int
 
 
-def _alike(ops: dict[str, tuple[Op, ...]]) -> tuple[object, ...]:
+def _alike(parts: dict[str, tuple[Op, ...]]) -> tuple[object, ...]:
     """Equal for ranks whose programs differ in nothing but the names of their equals."""
     return tuple(
         (op.name, op.shapes, op.region, op.phase, op.flops, op.bytes, op.waits_on, _sizes(op))
-        for part in PARTS
-        for op in ops[part]
+        for ops in parts.values()
+        for op in ops
     )
 
 
@@ -153,31 +166,32 @@ class _Rank:
     """Traces one rank of a stage after another."""
 
     def __init__(
-        self, system: JobSystem, workload: JobWorkload, layout: JobLayout, spread: Spread, ends: tuple[bool, bool]
+        self,
+        system: JobSystem,
+        workload: JobWorkload,
+        layout: JobLayout,
+        spread: Spread,
+        ends: tuple[bool, bool],
+        is_end: bool,
     ) -> None:
-        self.system, self.workload, self.layout, self.spread, self.ends = system, workload, layout, spread, ends
+        self.system, self.workload, self.layout, self.spread = system, workload, layout, spread
+        self.ends, self.is_end = ends, is_end
 
-    def __call__(self, index: int) -> _Seen:
+    def __call__(self, index: int, layers: int = 0) -> _Seen:
+        """Rank `index` of a stage, or of one that has fewer layers."""
         decoder, layout = self.workload.decoder, self.layout
         shares = [float(expert + 1) ** -self.workload.skew for expert in range(decoder.shape.experts)]
-        stage = self.system.stage(decoder, layout, self._place(index))
+        stage = self.system.stage(decoder, layout, self._place(index, layers))
         batch = self.spread.sequences(layout.micro_batch)
         with answering(self.system.reads(decoder, layout, shares, index)):
-            steady = _recorded(stage, self._data(stage, batch), False)
-            # After an update parameters are elsewhere: what opens the next step is recorded behind what closes one.
-            ends = _recorded(stage, self._data(stage, batch), True)
-        ops = {
-            OPENING: ends.ops[OPENING], FORWARD: steady.ops[FORWARD], BACKWARD: steady.ops[BACKWARD],
-            CLOSING: ends.ops[CLOSING],
-        }  # fmt: skip
-        most = max(steady.transient_bytes, ends.transient_bytes)
+            found = _recorded(stage, self._data(stage, batch), self.is_end)
         parameters, gradients, states = (
             sum(one.nbytes for one in own) for own in (stage.parameters, stage.gradients, stage.states)
         )
-        trace = StageTrace({}, parameters, gradients, states, steady.kept_bytes, most, steady.output_bytes)
-        return _Seen(ops, trace, trace.held_bytes + trace.kept_bytes + most)
+        held = (parameters, gradients, states, found.kept_bytes, found.transient_bytes)
+        return _Seen(found.ops, StageTrace({}, *held, output_bytes=found.output_bytes), sum(held))
 
-    def _place(self, index: int) -> StagePlace:
+    def _place(self, index: int, layers: int) -> StagePlace:
         ranks, pipeline, world = self.spread.ranks, self.spread.ranks * self.layout.stages, self.layout.world
         virtual = self.layout.stages * self.layout.chunks
         equals = [range(first, first + ranks) for first in range(0, world, pipeline)]
@@ -187,7 +201,7 @@ class _Rank:
             Group("stage", range(ranks), index, ranks_per_node=per_node),
             Group("replicas", range(index, world, pipeline), index, ranks_per_node=per_node),
             Group("job", job, index, ranks_per_node=per_node),
-            self.workload.decoder.layers // virtual,
+            layers or self.workload.decoder.layers // virtual,
             *self.ends,
             dtype=torch_dtype(self.workload.dtype),
         )
@@ -212,7 +226,8 @@ class _Recorded:
 def _recorded(
     stage: JobStage, data: tuple[Tensor, Tensor | None, Tensor | None], is_end: bool
 ) -> _Recorded:
-    """One micro-batch; at the end of a step also its sums and update, and the first forward of the next one."""
+    """One micro-batch; at the end of a step its sums and update, and the first forward of the next one, before which
+    parameters are elsewhere."""
     x, labels, gradient = data
     held = [*stage.parameters, *stage.gradients, *stage.states]
     given = [one for one in (x, labels, gradient) if one is not None]
@@ -233,14 +248,16 @@ def _recorded(
                 x.grad = None
             stage.forward(x, labels, is_first=True)
     ends.append(len(recorder.ops))
-    parts = [_from(recorder.ops[begin:end], begin) for begin, end in pairwise(ends)]
-    names = (FORWARD, CLOSING, OPENING) if is_end else (FORWARD, BACKWARD, OPENING)
+    wanted = {CLOSING: 1, OPENING: 2} if is_end else {FORWARD: 0, BACKWARD: 1}
+    parts = {name: _from(recorder.ops[ends[at] : ends[at + 1]], ends[at]) for name, at in wanted.items()}
     transient = recorder.peak_bytes - sum(one.nbytes for one in held) - kept
-    return _Recorded(dict(zip(names, parts)), kept, max(0, transient), output_bytes)
+    return _Recorded(parts, kept, max(0, transient), output_bytes)
 
 
 def _from(ops: Sequence[Op], begin: int) -> tuple[Op, ...]:
     """A stretch of a program as one of its own: nothing in it waits for what came before."""
+    if not begin:
+        return tuple(ops)
     return tuple(
         replace(op, index=op.index - begin, waits_on=tuple(start - begin for start in op.waits_on)) for op in ops
     )
@@ -255,5 +272,6 @@ def _together(seen: dict[int, _Seen], ranks: int, world: int) -> StageTrace:
         covered = range(world) if len(seen) == 1 else range(place, world, ranks)
         return Program(one.ops[part], place, world, covered, fullest.held_bytes, one.peak_bytes, notes)
 
-    programs = {part: tuple(program(place, one, part) for place, one in sorted(seen.items())) for part in PARTS}
+    parts = next(iter(seen.values())).ops
+    programs = {part: tuple(program(place, one, part) for place, one in sorted(seen.items())) for part in parts}
     return replace(fullest, programs=programs)

@@ -1,6 +1,6 @@
 """`megascale` as a system that trains decoders: the ranks of a node share a layer, stages follow from node to node.
 
-    megascale+attention=sp+experts=ep-ag+overlap=inter+chunks=2+keep=selective+gradients=bf16-all-to-all+capacity=none
+    megascale+attention=sp+experts=ep-ag+overlap=intra+chunks=2+keep=selective+gradients=bf16-all-to-all+capacity=none
 
 `overlap`: `none`, operators one after another as autograd has them; `inter`, the listed operators of section 4.2 (under
 `sp` and `ep-ag`); `intra`, these in so many `chunks` (section 4.3). `keep`: what is kept for the backward. `experts=ep`
@@ -38,7 +38,7 @@ class Options:
 
     attention: str = "sp"
     experts: str = "ep-ag"
-    overlap: str = "inter"
+    overlap: str = "intra"
     chunks: str = "2"
     keep: str = "selective"
     gradients: str = "bf16-all-to-all"

@@ -25,7 +25,7 @@ WORKLOADS = {
     "job": JobWorkload("internal-352b", load_decoder("internal-352b"), 15, 720),
     "part": workload_of("dispatch", {"tokens": 8, "d_model": 4, "top_k": 1}),
 }
-OF_SOME = ("explain", "simulate", "counted", "counting")  # functions that not every kind needs
+OF_SOME = ("explain", "simulate", "counted", "counting", "apart", "timeline", "together")  # not every kind needs them
 
 
 UNTIMED = ("gate",)

@@ -74,7 +74,7 @@ def test_uneven_routing_takes_a_program_a_rank_of_a_node():
     rows = [sum(op.flops for op in one.ops if op.region == "experts") for one in stage.programs[FORWARD]]
     assert rows == sorted(rows, reverse=True)
     assert rows[0] > 2 * rows[-1]
-    assert stage.programs[FORWARD][3].stands_for == range(3, 32, 8)
+    assert stage.programs[CLOSING][3].stands_for == range(3, 32, 8)
     even = sum(op.flops for op in of(case_of()).stages[0].programs[FORWARD][0].ops if op.region == "experts")
     assert sum(rows) / 8 == pytest.approx(even, rel=0.01)
 
