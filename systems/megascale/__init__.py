@@ -10,7 +10,8 @@
     layer.py       the layer put together from them
     volumes.py     the paper's formulas of what is sent, Eqs 1 to 10, and which way for which number of choices
     macro.py       the layer as one node with its operators listed; chain.py what is kept for the backward,
-                   chain_forward.py and chain_backward.py the lists, chain_chunks_*.py those in chunks
+                   chain_forward.py and chain_backward.py the lists, chain_chunks_*.py those in chunks,
+                   chain_rows.py those of experts by all-to-all
     gradients.py   data-parallel gradients: BF16 all-to-all with FP32 sums, beside two other ways
     sharded.py     an optimiser whose state is divided among the replicas
     fp8_exchange.py  a reduce-scatter whose rows travel in FP8

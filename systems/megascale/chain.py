@@ -7,6 +7,7 @@ again: by two norms, an activation, a permutation, and two collectives that are 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +79,8 @@ class State:
         flights: collectives under way, by the name of their result; gradients: of weights.
         capacity_factor: of a device; None drops nobody.
         chunks: into which a rank's rows are cut; what belongs to the i-th is named with `.i` behind.
-        rows: N, of this rank's experts; runs: of each chunk, where its rows of each expert begin and end.
+        rows: N, of this rank's experts; runs: of each chunk, where its rows of each expert begin and end; splits: of
+            all-to-alls (chain_rows.py).
         own: the parameters, whose gradients may be added up in FP32 (decoder/products.py).
     """
 
@@ -96,6 +98,7 @@ class State:
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     rows: int = 0
     runs: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    splits: Any = None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -111,7 +114,9 @@ class State:
         return self.flights.pop(name).wait()
 
     def land_rows(self, name: str) -> Tensor:
-        """Wait for all chunks of it; one after another they are the rows."""
+        """Wait for all chunks of it; one after another they are the rows. What has landed is given."""
+        if name in self.tensors:
+            return self.tensors.pop(name)
         return self.land(name) if name in self.flights else torch.cat([self.land(one) for one in self.of_chunks(name)])
 
     def land_positions(self, name: str) -> Tensor:

@@ -121,7 +121,7 @@ def g_choose(s: State) -> None:
     share_E = s["shares_M"].repeat_interleave(s.shape.experts // devices)
     g_probs_TE = (s["g_aux"] * devices / tokens * share_E).expand(tokens, -1)
     g_logits_TE = torch.ops.moebench.topk_gate_backward(
-        g_probs_TE, s.land("g_weights_TK"), s["probs_TE"], s["experts_TK"], s.shape.renormalises
+        g_probs_TE, s.land_rows("g_weights_TK"), s["probs_TE"], s["experts_TK"], s.shape.renormalises
     )
     wide, router_DE = g_logits_TE.dtype, s.weights["router_DE"]
     s.gradients["router_DE"] = torch.mm(s["ln2_out"].to(wide).t(), g_logits_TE).to(router_DE.dtype)

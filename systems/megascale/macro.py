@@ -1,5 +1,5 @@
 """The layer as one autograd node whose forward and backward are the lists of chain_forward.py and chain_backward.py
-(section 4.2): MegaScale's macro module, under attention `sp` and experts `ep-ag`.
+(section 4.2), or of those beside them: MegaScale's macro module, under attention `sp`.
 """
 
 import torch
@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.region import region
+from moebench.systems.megascale import chain_rows
 from moebench.systems.megascale.chain import BESIDES, KEPT, State, run
 from moebench.systems.megascale.chain_backward import BACKWARD
 from moebench.systems.megascale.chain_chunks_backward import backward_in_chunks
@@ -18,12 +19,16 @@ from moebench.systems.megascale.routing import balance_of_shares
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.models.decoder import DecoderShape
 
+EXPERTS = ("ep-ag", "ep-a2a")
+LISTED = "operators are listed for experts ep-ag, and in one chunk for ep-a2a"
+
 
 class ListedLayer(DecoderLayer):
-    """`DecoderLayer` under `sp` and `ep-ag`, with its operators listed.
+    """`DecoderLayer` under `sp`, with its operators listed.
 
     Args:
         keep: `all` tensors of Fig 9 or the `selective` ones; the gradients are the same.
+        experts_by: `ep-ag`, or in one chunk `ep-a2a` (chain_rows.py).
         chunks: as of `DecoderLayer`; the lists are then those of chain_chunks_forward.py and chain_chunks_backward.py.
 
     Raises:
@@ -41,14 +46,23 @@ class ListedLayer(DecoderLayer):
         dtype: torch.dtype = torch.float32,
         capacity_factor: float | None = None,
         chunks: int = 1,
+        experts_by: str = "ep-ag",
     ) -> None:
         if keep not in KEPT:
             raise one_of("tensors to keep", keep, KEPT)
         if shape.qk_norm:
             raise InputError("qk_norm: the listed layer has no norms of heads; DecoderLayer has")
         super().__init__(
-            shape, sequence, batch, group, "sp", "ep-ag", device, dtype, chunks, capacity_factor=capacity_factor
+            shape, sequence, batch, group, "sp", experts_by, device, dtype, chunks, capacity_factor=capacity_factor
         )
+        if experts_by not in EXPERTS or (chunks > 1 and experts_by != "ep-ag"):
+            raise InputError(f"experts_by = {experts_by}, chunks = {chunks}: {LISTED}")
+        forward, backward = FORWARD, BACKWARD
+        if chunks > 1:
+            forward, backward = forward_in_chunks(chunks), backward_in_chunks(chunks)
+        elif experts_by == "ep-a2a" and group.size > 1:
+            forward, backward = chain_rows.FORWARD, chain_rows.BACKWARD
+        self.lists = forward, backward
         self.keep = keep
 
     def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,12 +79,12 @@ class _Listed(torch.autograd.Function):
     def forward(ctx, layer, names, batch, x_TD, *weights):
         state = _state(layer, names, batch, weights)
         state["hidden"] = x_TD
-        run(FORWARD if state.chunks == 1 else forward_in_chunks(state.chunks), state)
+        run(layer.lists[0], state)
         with region("gate"):
             aux = balance_of_shares(state["probs_TE"], state["shares_M"])
         stems = (*KEPT[layer.keep], *BESIDES)
         ctx.kept = [name for name in state.tensors if name.partition(".")[0] in stems]
-        ctx.layer, ctx.names, ctx.batch, ctx.rows, ctx.runs = layer, names, batch, state.rows, state.runs
+        ctx.layer, ctx.names, ctx.batch, ctx.counts = layer, names, batch, (state.rows, state.runs, state.splits)
         ctx.save_for_backward(*weights, *(state[name] for name in ctx.kept))
         return state["next_hidden"], aux
 
@@ -81,10 +95,10 @@ class _Listed(torch.autograd.Function):
         saved = ctx.saved_tensors
         state = _state(ctx.layer, ctx.names, ctx.batch, saved[:count])
         state.tensors |= dict(zip(ctx.kept, saved[count:], strict=True))
-        state.rows, state.runs = ctx.rows, ctx.runs
+        state.rows, state.runs, state.splits = ctx.counts
         with region("exchange"):
             state["g_next_hidden"], state["g_aux"] = g_y_TD.contiguous(), g_aux
-        run(BACKWARD if state.chunks == 1 else backward_in_chunks(state.chunks), state)
+        run(ctx.layer.lists[1], state)
         return None, None, None, state["g_hidden"], *(state.gradients[name] for name in ctx.names)
 
 

@@ -3,9 +3,9 @@
     megascale+attention=sp+experts=ep-ag+overlap=intra+chunks=2+keep=selective+gradients=bf16-all-to-all+capacity=none
 
 `overlap`: `none`, operators one after another as autograd has them; `inter`, the listed operators of section 4.2 (under
-`sp` and `ep-ag`); `intra`, these in so many `chunks` (section 4.3). `keep`: what is kept for the backward. `experts=ep`
-is the better of the two ways by the paper's rule. `gradients`: how the replicas sum them. `capacity`: of a device, in
-even shares.
+`sp`, and `ep-ag` or `ep-a2a`); `intra`, those of `ep-ag` in so many `chunks` (section 4.3). `keep`: what is kept for
+the backward. `experts=ep` is the better of the two ways by the paper's rule. `gradients`: how the replicas sum them.
+`capacity`: of a device, in even shares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from moebench.systems.megascale import layer as layers
 from moebench.systems.megascale.chain import KEPT
 from moebench.systems.megascale.gradients import BF16_ROUNDING, WAYS
 from moebench.systems.megascale.layer import DecoderLayer
-from moebench.systems.megascale.macro import ListedLayer
+from moebench.systems.megascale.macro import EXPERTS, ListedLayer
 from moebench.systems.megascale.reads import reads_of_shares
 from moebench.systems.megascale.stage import MakeLayer
 from moebench.systems.megascale.trained import TrainedStage
@@ -114,9 +114,10 @@ class MegaScale:
         """None, or why not, naming keys and numbers."""
         told = self.options
         by = (told.attention, self._experts_by(model.shape, layout.node_ranks))
-        if told.overlap != "none" and by != ("sp", "ep-ag"):
-            listed = "attention=sp and experts=ep-ag"
-            return f"overlap={told.overlap}: operators are listed for {listed}, not for {by[0]} and {by[1]}"
+        listed = ("ep-ag",) if told.cuts > 1 else EXPERTS
+        if told.overlap != "none" and (by[0] != "sp" or by[1] not in listed):
+            known = f"attention=sp and experts={' or '.join(listed)}"
+            return f"overlap={told.overlap}: operators are listed for {known}, not for {by[0]} and {by[1]}"
         if told.overlap != "none" and model.shape.qk_norm:
             return f"overlap={told.overlap}: the listed layer has no norms of heads, as model {model.name} has"
         if told.factor is not None and told.cuts > 1:
@@ -151,7 +152,10 @@ class MegaScale:
     def _make(self, shape: DecoderShape, ranks: int) -> MakeLayer:
         told = self.options
         if told.overlap != "none":
-            return partial(ListedLayer, keep=told.keep, capacity_factor=told.factor, chunks=told.cuts)
+            experts_by = self._experts_by(shape, ranks)
+            return partial(
+                ListedLayer, keep=told.keep, capacity_factor=told.factor, chunks=told.cuts, experts_by=experts_by
+            )
         by = {"attention_by": told.attention, "experts_by": self._experts_by(shape, ranks)}
         recomputes = told.keep == "selective"
         return partial(DecoderLayer, **by, capacity_factor=told.factor, recomputes=recomputes)  # type: ignore[arg-type]

@@ -287,14 +287,17 @@ def the_listed_layer_equals_the_definition(group):
     cases = [("shared", "all", None), ("shared", "selective", None), ("crowded", "selective", None)]
     more = [("bare", "all", None, 1), ("bare", "selective", 0.7, 1), ("shared", "all", None, 2)]
     more += [("shared", "selective", None, 2), ("crowded", "selective", None, 2)]
-    for name, keep, factor, chunks in (*((*case, 1) for case in cases), *more):
+    ways = [(*case, {}) for case in cases] + [(*case[:3], {"chunks": case[3]}) for case in more]
+    ways += [("shared", keep, None, {"experts_by": "ep-a2a"}) for keep in KEPT]
+    ways += [("crowded", "selective", None, {"experts_by": "ep-a2a"})]
+    for name, keep, factor, how in ways:
         shape, weights, x, upstream = whole(name)
-        layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64, capacity_factor=factor, chunks=chunks)
+        layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64, capacity_factor=factor, **how)
         layer.load(weights)
         wanted = expected(name, 0, group.size, group.size, factor)
         with poisoned_memory():
             done = step(layer, x, upstream)
-        wrong += differences(f"{name} {keep} {chunks}", layer, done, wanted)
+        wrong += differences(f"{name} {keep} {how}", layer, done, wanted)
     return wrong
 
 
@@ -308,7 +311,22 @@ def kept_tensors_are_those_of_fig_9(group):
     wrong = []
     for chunks in (1, 2):
         wrong += _kept_in_chunks(group, chunks, shape, sizes, weights, x, besides)
-    return wrong
+    return wrong + _rows_are_sent_beside_work(group, shape, weights, x)
+
+
+def _rows_are_sent_beside_work(group, shape, weights, x):
+    """Experts by all-to-all: the same gradients to the bit whatever is kept; of the selective choice, all overlaps."""
+    wrong, gradients = [], []
+    for keep in KEPT:
+        layer = ListedLayer(shape, S, B, group, keep, experts_by="ep-a2a")
+        layer.load(weights)
+        own = layer.own_rows(x).requires_grad_()
+        upstream = [layer.own_rows(torch.cos(torch.arange(x.numel()).float()).view(x.shape)), torch.ones(())]
+        with Recorder([*layer.weights.values(), own, *upstream]) as recorder:
+            torch.autograd.backward(layer(own), upstream)
+        gradients.append([own.grad, *(weight.grad for weight in layer.weights.values())])
+        wrong += [f"rows: {alone}" for alone in waits_without_work(recorder.ops) if keep == "selective"]
+    return wrong if all(torch.equal(*both) for both in zip(*gradients)) else [*wrong, "rows: gradients differ"]
 
 
 def _kept_in_chunks(group, chunks, shape, sizes, weights, x, besides):
