@@ -105,17 +105,23 @@ class HostCache:
         if key is not None and key not in self.keys:
             raise StorageError(f"no state of layer {key[0]}, expert {key[1]}; there are {len(self.keys)} of others")
 
-    def prefetch(self, key: ExpertKey, wanted: Collection[ExpertKey] = ()) -> Entry | None:
-        """The state, in the cache or on the way; None where every place is of a state in use or `wanted`."""
+    def prefetch(self, key: ExpertKey, wanted: Collection[ExpertKey], may_bypass: bool) -> Entry | None:
+        """The state, in the cache or on the way; None where every place is of a state in use or `wanted`.
+
+        Args:
+            may_bypass: the caller copies the state out at once, so that it may come without a place.
+        """
         with self.lock:
             self.check(key)
             if key in self._entries:
                 return self._entries[key]
             stay = {k for k, entry in self._entries.items() if entry.pins or (entry.is_waiting and k in wanted)}
-            if self._is_full() and len(stay) >= self.policy.capacity:
+            if not may_bypass and not self.policy.has_place(stay):
                 return None
-            entry = self._request(key, stay, may_bypass=False)
-            if entry is not None:
+            entry = self._request(key, stay)
+            if entry.is_bypassing:
+                del self._entries[key]
+            else:
                 entry.is_waiting = True
             return entry
 
@@ -134,7 +140,6 @@ class HostCache:
                 if len(pinned) >= self.policy.capacity:
                     raise RuntimeError(f"all {len(pinned)} states of the cache are in use: a larger one is needed")
                 entry = self._request(key, pinned)
-                assert entry is not None
             elif entry.is_waiting:
                 entry.is_waiting = False
             else:
@@ -243,14 +248,9 @@ class HostCache:
             self._files.shutdown(wait=True)
             self.store.close()
 
-    def _is_full(self) -> bool:
-        return sum(not entry.is_bypassing for entry in self._entries.values()) >= self.policy.capacity
-
-    def _request(self, key: ExpertKey, stay: Container[ExpertKey], may_bypass: bool = True) -> Entry | None:
-        """Make room for a state and start to read it; None: it would have to bypass the cache."""
+    def _request(self, key: ExpertKey, stay: Container[ExpertKey]) -> Entry:
+        """Make room for a state, if the policy gives it any, and start to read it."""
         decision = self.policy.request(key, stay)
-        if not decision.is_cached and not may_bypass:
-            return None
         self.counts.requests += 1
         left = None if decision.evicted is None else self._evict(decision.evicted)  # type: ignore[arg-type]
         entry = Entry(self._free.pop() if decision.is_cached else self._record())

@@ -10,8 +10,8 @@ from typing import Protocol
 
 Key = Hashable
 
-VICTIMS = ("least-above-threshold", "least-if-above")
-FALLBACKS = ("least", "bypass")
+VICTIMS = ("least-if-above", "least-above-threshold")
+FALLBACKS = ("bypass", "least")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,9 @@ class Policy(Protocol):
 
     def request(self, key: Key, in_use: Container[Key] = ()) -> Decision:
         """A state is needed; those `in_use` stay."""
+
+    def has_place(self, in_use: Container[Key] = ()) -> bool:
+        """Whether a state that is not there would get a place now; nothing is counted."""
 
     def forget(self, key: Key) -> None:
         """The state is no longer in the cache, for another reason than a request."""
@@ -77,6 +80,10 @@ class _Counted:
         self.hits[key] = 1
         return Decision(is_hit=False, evicted=evicted)
 
+    def has_place(self, in_use: Container[Key] = ()) -> bool:
+        """Whether a state that is not there would get a place now; nothing is counted."""
+        return len(self.hits) < self.capacity or self.victim(in_use) is not None
+
     def forget(self, key: Key) -> None:
         """The state is no longer in the cache."""
         self.hits.pop(key, None)
@@ -110,17 +117,17 @@ class LFU(_Counted):
 class MoESysPolicy(_Counted):
     """Algorithm 2 of the paper: LFU with a threshold below which a state may not be evicted, and hits that decay.
 
-    As printed it leaves a full cache stuck, and some values open. What is settled here:
+    It leaves open what becomes of a miss that may evict nobody, and some values. What is settled here:
 
     - all C slots are used (printed: one fewer, by a strict comparison);
     - a newcomer has one hit, also after an eviction (printed: undefined);
     - of equal hits the least recently requested leaves (undefined);
     - decay replaces each hit count by `decay` times itself after every `period` requests (printed without assignment);
     - `victim`: the printed condition, hits at or above the threshold and equal to the minimum, is read as the minimum
-      of those at or above the threshold (`least-above-threshold`, which protects newcomers until they have had their
-      chance) or as the minimum of all if it is above it (`least-if-above`);
-    - `fallback`, where no state may leave so (printed: nothing happens, the miss is never filled): the least of all
-      leaves (`least`), or the state goes to the device without entering the cache (`bypass`).
+      of all if it is not below the threshold (`least-if-above`, as printed) or as the minimum of those that are not
+      below it (`least-above-threshold`, which protects newcomers until they have had their chance);
+    - `fallback`, where no state may leave so (printed: nothing happens): the state goes to the device without entering
+      the cache (`bypass`), or the least of all leaves (`least`).
 
     Args:
         capacity: C, states.
@@ -138,8 +145,8 @@ class MoESysPolicy(_Counted):
         threshold: float = 2.0,
         decay: float = 0.5,
         period: int = 256,
-        victim: str = "least-above-threshold",
-        fallback: str = "least",
+        victim: str = "least-if-above",
+        fallback: str = "bypass",
     ) -> None:
         super().__init__(capacity)
         _check_one_of("victim", victim, VICTIMS)

@@ -114,8 +114,10 @@ class HierarchicalStorage:
             lent = {slot.key for slot in self._slots if slot.pins}
             near = [key for key in wanted if key not in lent][: sum(not slot.pins for slot in self._slots)]
             for key in wanted:
-                entry = self.cache.prefetch(key, wanted)
-                if entry is not None and key in near and self._slot_of(key) is None:
+                if self._slot_of(key) is not None:
+                    continue
+                entry = self.cache.prefetch(key, wanted, may_bypass=key in near)
+                if entry is not None and key in near:
                     slot = self._take_slot(near)
                     assert slot is not None
                     self._copy(key, entry, slot)

@@ -37,16 +37,18 @@ def test_all_slots_are_used():
 
 def test_a_newcomer_is_protected_until_it_reaches_the_threshold():
     """Where plain LFU evicts the newcomer, the threshold evicts the least of those that had their chance."""
-    requests = "aabbcd"
+    requests, above = "aabbcd", "least-above-threshold"
     assert asked(LFU(3), requests)[-1] == "c"
-    assert asked(MoESysPolicy(3, threshold=2, decay=1), requests)[-1] == "a"
-    assert asked(MoESysPolicy(3, threshold=2, decay=1, victim="least-if-above"), requests)[-1] == "c"
+    assert asked(MoESysPolicy(3, threshold=2, decay=1, victim=above), requests)[-1] == "a"
+    assert asked(MoESysPolicy(3, threshold=2, decay=1), requests)[-1] is None
+    assert asked(MoESysPolicy(3, threshold=2, decay=1, fallback="least"), requests)[-1] == "c"
+    assert asked(MoESysPolicy(3, threshold=2, decay=1), "aabbccd")[-1] == "a"
 
 
 def test_a_stuck_cache_falls_back_or_is_bypassed():
     """Where all are below the threshold the printed algorithm never fills the miss."""
-    assert asked(MoESysPolicy(2, threshold=5), "abc") == [None, None, "a"]
-    policy = MoESysPolicy(2, threshold=5, fallback="bypass")
+    assert asked(MoESysPolicy(2, threshold=5, fallback="least"), "abc") == [None, None, "a"]
+    policy = MoESysPolicy(2, threshold=5)
     asked(policy, "ab")
     decision = policy.request("c")
     assert not decision.is_cached
@@ -65,8 +67,10 @@ def test_hits_decay_after_each_period():
 def test_states_in_use_stay():
     """Of the others the rule chooses; where there is none nothing enters the cache."""
     for name in POLICIES:
-        policy = make_policy(name, 2)
+        policy = make_policy(name, 2, **({"fallback": "least"} if name == "moesys" else {}))
         asked(policy, "ab")
+        assert policy.has_place({"a"})
+        assert not policy.has_place({"a", "b"})
         assert policy.request("c", in_use={"a"}).evicted == "b"
         assert not policy.request("d", in_use={"a", "c"}).is_cached
 

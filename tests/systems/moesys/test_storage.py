@@ -13,11 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from moebench.systems.moesys.experts import create_store
 from moebench.systems.moesys.policies import LRU, make_policy
 from moebench.systems.moesys.shards import ShardStore, StorageError
 from moebench.systems.moesys.state_layout import StateLayout
 from moebench.systems.moesys.storage import HierarchicalStorage
-from tests.systems.moesys.stores import LAYOUT, fill, small_store
+from tests.systems.moesys.stores import LAYOUT, experts_of, fill, small_store
 
 KEYS = [(0, expert) for expert in range(5)]
 
@@ -222,6 +223,21 @@ def test_a_prefetch_takes_no_slot_that_is_wanted(tmp_path):
     storage.close()
 
 
+def test_a_prefetch_goes_past_a_cache_that_gives_it_no_place(tmp_path):
+    """Into a slot, as one request; the cache keeps what it has."""
+    storage = new(tmp_path / "s", capacity=1, slots=2, policy="moesys", threshold=9.0)
+    storage.prefetch([KEYS[0]])
+    storage.borrow(KEYS[0])
+    storage.prefetch([KEYS[1]])
+    flat_P = storage.borrow(KEYS[1])
+    counts = storage.counts
+    assert torch.equal(flat_P, LAYOUT.part(storage.read(KEYS[1]), "parameters"))
+    assert (counts.requests, counts.reads, counts.uses, counts.slot_hits) == (2, 2, 2, 2)
+    assert KEYS[0] in storage.cache
+    assert KEYS[1] not in storage.cache
+    storage.close()
+
+
 def test_a_damaged_shard_is_named_and_training_goes_on_without_it(tmp_path):
     """The others are read and written; with the file put back, that one too."""
     storage = new(tmp_path / "s")
@@ -288,3 +304,22 @@ def test_what_has_no_meaning_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match="only described"):
         described.read(KEYS[0])
     described.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_copies_on_a_gpu_wait_for_the_last_use_and_work_for_the_copy(tmp_path):
+    """Long work on a slot that the next copy is to take: every sum is that of its own state."""
+    layout = StateLayout({"w": (1024, 1024)})
+    store = create_store(tmp_path / "s", layout, experts_of(layout, 1, 4))
+    storage = HierarchicalStorage(store, make_policy("lru", 2), 2, "cuda")
+    keys = [(0, expert) for expert in range(4)] * 5
+    sums, expected = [], []
+    for place, key in enumerate(keys):
+        storage.prefetch(keys[place : place + 2])
+        flat_P = storage.borrow(key)
+        torch.cuda._sleep(10_000_000)
+        sums.append(flat_P.double().sum())
+        storage.give_back(key)
+        expected.append(float(layout.part(storage.read(key), "parameters").double().sum()))
+    assert [float(found) for found in sums] == pytest.approx(expected, rel=1e-9)
+    storage.close()
