@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--suite", metavar="NAME", help="Only claims of this suite.")
+@click.option("--experiment", multiple=True, metavar="E", help="Only claims of this experiment; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def command(run: Path | None, suite: str | None, as_json: bool) -> None:
+def command(run: Path | None, suite: str | None, experiment: tuple[str, ...], as_json: bool) -> None:
     """Show claims: reported beside obtained, verdict and why.
 
     RUN is a run folder. Without it, the newest finished run under runs/ that answers a claim counts; a quick, filtered
@@ -28,7 +29,7 @@ def command(run: Path | None, suite: str | None, as_json: bool) -> None:
     from moebench.cli.score_table import print_scores
     from moebench.cli.tables import print_json
 
-    shown = [of_run(run, suite)] if run else of_newest(suite)
+    shown = of_experiments([of_run(run, suite)] if run else of_newest(suite), experiment)
     for folder in dict.fromkeys(folder for folder, scores in shown if scores or run):
         if folder is not None:
             click.echo(described(folder), err=True)
@@ -45,6 +46,19 @@ def command(run: Path | None, suite: str | None, as_json: bool) -> None:
         print_scores(scores)
     else:
         click.echo("no claims: this suite reproduces no paper")
+
+
+def of_experiments(shown: "list[Shown]", wanted: Sequence[str]) -> "list[Shown]":
+    """The scores of some experiments; of all where none is named."""
+    from moebench.workloads.errors import one_of
+
+    known = dict.fromkeys(score.claim.experiment for _, scores in shown for score in scores)
+    for name in wanted:
+        if name not in known:
+            raise one_of("experiment", name, tuple(known))
+    if not wanted:
+        return shown
+    return [(folder, [score for score in scores if score.claim.experiment in wanted]) for folder, scores in shown]
 
 
 def described(folder: "RunFolder") -> str:

@@ -6,7 +6,7 @@ import click
 
 from moebench.claims.scoreboard import scoreboard, what_if
 from moebench.cli.report import write
-from moebench.cli.score_table import print_scores
+from moebench.cli.score_table import MOST_LISTED, print_counts, print_scores
 from moebench.cli.step_table import print_times
 from moebench.results.rows import SUBJECTS, Row
 from moebench.run import Job
@@ -24,7 +24,10 @@ def conclude(job: Job) -> None:
     scores = scoreboard(folder.suite, folder)
     if scores:
         click.echo()
-        print_scores(scores)
+        if len(scores) > MOST_LISTED:
+            print_counts(scores, str(folder.path))
+        else:
+            print_scores(scores)
     is_quick = folder.filters.quick
     written = write(folder, scores=scores, for_phones=not is_quick)
     click.echo(f"results: {folder.results}")

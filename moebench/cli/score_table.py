@@ -1,4 +1,7 @@
-"""The scoreboard in a terminal: a table where there is room for the reasons, else a block a claim."""
+"""The scoreboard in a terminal: a table where there is room for the reasons, else a block a claim.
+
+A paper of very many claims is counted by experiment and verdict at the end of a run.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -9,8 +12,9 @@ from moebench.claims import verdict as v
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantities, quantity, reported
 from moebench.claims.words import DEFINITIONS
-from moebench.cli.tables import GAP, output_width, widths_of, wrapped
+from moebench.cli.tables import GAP, output_width, table_lines, widths_of, wrapped
 
+MOST_LISTED = 30  # claims that the end of a run lists one by one
 LEAST_WHY = 56  # columns that the reasons need to stand beside the numbers
 COLUMNS = ("claim", "reported", "obtained", "5-95 % of all draws", "verdict")
 NUMBERS = COLUMNS[1:4]
@@ -41,6 +45,23 @@ def print_scores(scores: Sequence[Score]) -> None:
     room = width - sum(widths_of(COLUMNS, rows)) - len(GAP) * len(COLUMNS)
     for line in _beside(scores, rows, room) if room >= LEAST_WHY else _blocks(scores, rows, width):
         click.echo(line)
+    _print_total(scores, width)
+
+
+def print_counts(scores: Sequence[Score], run: str) -> None:
+    """How many claims of each experiment have which verdict, and where they are listed."""
+    words = [word for word in v.VERDICTS if any(score.verdict == word for score in scores)]
+    rows = []
+    for name in dict.fromkeys(score.claim.experiment for score in scores):
+        own = [score.verdict for score in scores if score.claim.experiment == name]
+        rows.append([name, str(len(own)), *(str(own.count(word) or "") for word in words)])
+    for line in table_lines(("experiment", "claims", *words), rows, right=("claims", *words)):
+        click.echo(line)
+    _print_total(scores, output_width())
+    click.echo(f"each claim and why: moebench claims {run} (--experiment NAME: of one experiment)")
+
+
+def _print_total(scores: Sequence[Score], width: int) -> None:
     counts = summary(scores)
     total = (
         f"{counts['reproduced']} of {counts['judged']} judged claims reproduced "

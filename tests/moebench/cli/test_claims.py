@@ -6,7 +6,11 @@ import shutil
 import pytest
 
 from moebench.claims.reported import claims_of, papers
+from moebench.claims.scoreboard import scoreboard
 from moebench.cli import main
+from moebench.cli.score_table import print_counts
+from moebench.results.store import RunFolder
+from moebench.workloads.load import load_suite
 from tests.moebench.conftest import on_fake_engine
 
 NUMBERS = {"reported", "obtained", "low", "high", "error"}
@@ -45,6 +49,28 @@ def test_json_has_the_columns_that_scripts_rely_on(moebench, run):
     assert scores["hetu-h1"]["obtained"] == pytest.approx(8)
     assert scores["hetu-h1"]["engine"] == "sim"
     assert scores["hetu-h2"]["verdict"] == "not run"
+
+
+def test_claims_of_one_experiment(moebench, run):
+    """Those alone; an unknown name is an error with the choices."""
+    found = json.loads(moebench("claims", run, "--experiment", "gates", "--json").out)
+    assert {entry["id"] for entry in found} == {c.id for c in claims_of("hetu") if c.experiment == "gates"} != set()
+    said = moebench("claims", run, "--experiment", "gate")
+    assert said.status == 2
+    assert "unknown experiment" in said.err
+    assert "gates" in said.err
+
+
+def test_many_claims_are_counted_by_experiment(run, capsys):
+    """A line an experiment, a column a verdict, and where to read on."""
+    scores = scoreboard(load_suite("hetu"), RunFolder.open(run))
+    print_counts(scores, "runs/hetu-1")
+    lines = capsys.readouterr().out.splitlines()
+    titles, counted = lines[0].split("  "), {line.split()[0]: line.split()[1:] for line in lines[1:]}
+    assert "reproduced" in [title.strip() for title in titles]
+    own = [score for score in scores if score.claim.experiment == "overall"]
+    assert int(counted["overall"][0]) == len(own) == sum(map(int, counted["overall"][1:]))
+    assert "moebench claims runs/hetu-1" in lines[-1]
 
 
 def test_the_newest_run_of_a_suite_counts(moebench, run):
