@@ -1,8 +1,9 @@
-"""What fills slots with experts while the model computes: a thread that reads a file, or a stream of a GPU.
+"""What fills slots with experts while the model computes: a thread that reads a file, a stream of a GPU, or nothing.
 
 The tiers are disk and memory on a CPU, pinned memory and the device's on a GPU. A copy may start as soon as what was
 computed from the slot before is over, and the slot may be read once the copy is over: on a GPU an event says each of
-the two, on a CPU the first is so when `start` is called, and the thread's future says the second.
+the two, on a CPU the first is so when `start` is called, and the thread's future says the second. A recorder hears of
+all copies (moebench.kernels.transfer); slots of meta tensors have no others.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from moebench.kernels.region import region
+from moebench.kernels.transfer import Transfer, device_waits, host_waits, mark, start_transfer
 from moebench.systems.moesys.expert_file import ExpertFile, ExpertLayout, aligned_buffer
 from moebench.workloads.errors import InputError
 
@@ -55,6 +58,12 @@ class Copies(Protocol):
         """Let copies end, and give the memory back."""
 
 
+def _told(kind: str, size: int) -> Transfer:
+    """A copy, behind what the device was given so far."""
+    with region("experts"):
+        return start_transfer(kind, size, (mark(),))
+
+
 class DiskCopies:
     """Reads of a file by threads, into memory.
 
@@ -69,11 +78,13 @@ class DiskCopies:
         self.file, self.layout, self.copied_bytes = file, file.layout, 0
         self.slots = [aligned_buffer(slot_bytes) for _ in range(slots)]
         self._copies: list[Future[None] | None] = [None] * slots
+        self._moved = [Transfer()] * slots
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="expert-reader")
 
     def start(self, slot: int, source: Source) -> None:
         """As `Copies.start`."""
         self.copied_bytes += source.experts * self.layout.stride_bytes
+        self._moved[slot] = _told("storage-read", source.experts * self.layout.stride_bytes)
         self._copies[slot] = self._pool.submit(
             self.file.read, source.layer, source.first, source.experts, self.slots[slot]
         )
@@ -83,6 +94,7 @@ class DiskCopies:
         copy = self._copies[slot]
         if copy is not None:
             copy.result()
+        host_waits(self._moved[slot])
 
     wait_on_host = wait
 
@@ -108,11 +120,13 @@ class StreamCopies:
         self.slots = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(slots)]
         self._stream = torch.cuda.Stream(device)
         self._copied = [torch.cuda.Event() for _ in range(slots)]
+        self._moved = [Transfer()] * slots
 
     def start(self, slot: int, source: Source) -> None:
         """As `Copies.start`."""
         size, place = source.experts * self.layout.stride_bytes, source.first * self.layout.stride_bytes
         self.copied_bytes += size
+        self._moved[slot] = _told("to-device", size)
         self._stream.wait_event(torch.cuda.current_stream(self.slots[slot].device).record_event())
         with torch.cuda.stream(self._stream):
             part = self.host[source.layer][place : place + size]
@@ -122,15 +136,43 @@ class StreamCopies:
     def wait(self, slot: int) -> None:
         """As `Copies.wait`."""
         torch.cuda.current_stream(self.slots[slot].device).wait_event(self._copied[slot])
+        device_waits(self._moved[slot])
 
     def wait_on_host(self, slot: int) -> None:
         """As `Copies.wait_on_host`."""
         self.wait(slot)
         self._copied[slot].synchronize()
+        host_waits(self._moved[slot])
 
     def close(self) -> None:
         """As `Copies.close`."""
         self._stream.synchronize()
+        self.slots = []
+
+
+class DescribedCopies:
+    """Copies over the host link of a GPU that is only described, into slots of meta tensors."""
+
+    def __init__(self, layout: ExpertLayout, slots: int, slot_bytes: int) -> None:
+        self.layout, self.copied_bytes = layout, 0
+        self.slots = [torch.empty(slot_bytes, dtype=torch.uint8, device="meta") for _ in range(slots)]
+        self._moved = [Transfer()] * slots
+
+    def start(self, slot: int, source: Source) -> None:
+        """As `Copies.start`."""
+        self.copied_bytes += source.experts * self.layout.stride_bytes
+        self._moved[slot] = _told("to-device", source.experts * self.layout.stride_bytes)
+
+    def wait(self, slot: int) -> None:
+        """As `Copies.wait`."""
+        device_waits(self._moved[slot])
+
+    def wait_on_host(self, slot: int) -> None:
+        """As `Copies.wait_on_host`."""
+        host_waits(self._moved[slot])
+
+    def close(self) -> None:
+        """As `Copies.close`."""
         self.slots = []
 
 

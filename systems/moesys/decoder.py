@@ -7,7 +7,7 @@ S positions at once (the prompt's, then one), B sequences, T = S B rows position
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from moebench.systems.megascale.heads import Heads
 from moebench.systems.megascale.routing import route
 from moebench.systems.megascale.stage import problem
 from moebench.systems.megascale.weights import DecoderWeights, random_weights
+from moebench.systems.megascale.weights import sizes as weight_sizes
 from moebench.systems.moesys.expert_file import ExpertLayout, write_expert_file
 from moebench.systems.moesys.run_experts import Experts
 from moebench.workloads.errors import InputError
@@ -87,6 +88,26 @@ def write_random_model(path: Path, model: DecoderModel, dtype: str = "float32", 
     return DenseWeights(tuple(dense), tokens, tokens.new_ones(model.shape.d_model), head)
 
 
+def empty_dense(model: DecoderModel, dtype: str, device: torch.device | str = "meta") -> DenseWeights:
+    """Dense weights without values, for tracing.
+
+    Raises:
+        InputError: the layer here can't run the model.
+    """
+    if reason := problem(model) or model.shape.problem():
+        raise InputError(reason)
+    like = torch.empty(0, dtype=getattr(torch, dtype), device=device)
+    one = replace(model.shape, experts=1, top_k=1)  # whose experts are left out
+    found = []
+    for _ in range(model.layers):
+        held = {name: like.new_empty(size) for name, size in weight_sizes(one).items()}
+        held["router_DE"] = like.new_empty(model.shape.d_model, model.shape.experts)
+        found.append(dense_part(DecoderWeights(**held)))
+    tokens = like.new_empty(model.vocabulary, model.shape.d_model)
+    head = tokens if model.tied else torch.empty_like(tokens)
+    return DenseWeights(tuple(found), tokens, like.new_empty(model.shape.d_model), head)
+
+
 class Decoder:
     """A model that generates: `Decoder(model, dense, experts).generate(prompt_SB, 32)`.
 
@@ -119,10 +140,11 @@ class Decoder:
     def stream(self, prompt_SB: Tensor, tokens: int, temperature: float = 0.0, seed: int = 0) -> Iterator[Tensor]:
         """As `generate`, one position [1, B] at a time."""
         self._check(prompt_SB, tokens, temperature)
-        cache = _Cache(self.model, len(prompt_SB) + tokens, prompt_SB.shape[1], self.dense.tokens_VD)
+        with region("attention"):
+            cache = _Cache(self.model, len(prompt_SB) + tokens, prompt_SB.shape[1], self.dense.tokens_VD)
         generator, ids_SB = torch.Generator().manual_seed(seed), prompt_SB
         for _ in range(tokens):
-            with torch.no_grad():
+            with torch.no_grad(), region("dense"):
                 logits_BV = self.logits(ids_SB, cache)
                 ids_SB = chosen_tokens(logits_BV, temperature, generator).unsqueeze(0)
             yield ids_SB
@@ -132,7 +154,8 @@ class Decoder:
         with region("dense"):
             x_SBD = F.embedding(ids_SB, self.dense.tokens_VD)
         shape = self.model.shape
-        tables = rope_tables(len(ids_SB), shape.head_size, shape.rope_theta, cache.length, x_SBD.device, cache.wide)
+        with region("attention"):
+            tables = rope_tables(len(ids_SB), shape.head_size, shape.rope_theta, cache.length, x_SBD.device, cache.wide)
         for layer in range(self.model.layers):
             x_SBD = self._layer(layer, x_SBD, cache, tables)
         cache.length += len(ids_SB)
@@ -162,6 +185,8 @@ class Decoder:
             raise InputError(f"tokens = {tokens}: must be at least 1")
         if not temperature >= 0:
             raise InputError(f"temperature = {temperature}: must not be negative")
+        if prompt_SB.is_meta:
+            return
         least, most = int(prompt_SB.min()), int(prompt_SB.max())
         if least < 0 or most >= self.model.vocabulary:
             raise InputError(f"prompt: ids {least} to {most}, the vocabulary has {self.model.vocabulary}")

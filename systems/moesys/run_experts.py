@@ -78,8 +78,8 @@ class WholeLayers:
         rows = rows_of(routes.experts_TK, 0, self.copies.layout.experts)
         with region("dispatch"):
             x_ND = permute(h_TD, rows.rows_WK, routes.experts_TK.numel(), zero_unused=False)
-        w1, w3, w2 = self.layers.acquire(layer)
         with region("experts"):
+            w1, w3, w2 = self.layers.acquire(layer)
             y_ND = expert_ffn_grouped_device(x_ND, rows.ends_L, w1, w2, w3, "swiglu")
         self.layers.release(layer)
         with region("combine"):
