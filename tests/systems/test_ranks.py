@@ -24,13 +24,14 @@ GATES = (GateSpec("switch", 1), GateSpec("gshard", 2), GateSpec("topk", 3))
 def every_instance(system, ranks):
     """float64 under every deterministic convention, the random ones probed, and the common ones in other dtypes.
 
-    Four ranks try each gate under each convention; fewer try all under the common ones, the others with one in turn.
+    All gates under the common conventions; the others with two of the gates in turn on four ranks, with one on fewer:
+    test_layers.py has every combination on one rank.
     """
     found = []
     for place, gate in enumerate(GATES):
         rules = conventions_for(system, gate)
-        if ranks < 4:
-            rules = [one for nth, one in enumerate(rules) if nth == 0 or nth % len(GATES) == place]
+        turns = {(place + turn) % len(GATES) for turn in range(2 if ranks == 4 else 1)}
+        rules = [one for nth, one in enumerate(rules) if nth == 0 or nth % len(GATES) in turns]
         found += [instance(gate, "fp64", conventions, ranks) for conventions in rules]
         shipped = system.as_shipped(gate)
         for random in {shipped, replace(shipped, noise="input-jitter"), replace(shipped, drop_order="random")}:
