@@ -9,10 +9,12 @@ from itertools import product
 from math import prod
 
 from moebench.case import Case
+from moebench.local.machine import memory_bytes
 from moebench.plan import Context, Place, engine_of, wanted
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.model import ModelWorkload, shape_of
+from moebench.workloads.places import ON_THIS_MACHINE
 from moebench.workloads.suite import ModelExperiment, ModelReading
 
 
@@ -118,7 +120,28 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
         reason = get(case.system).supports(workload.shape, topology.ranks)
     except InputError as error:
         reason = str(error)
-    return None if reason is None else ("unsupported", reason)
+    if reason is not None:
+        return "unsupported", reason
+    reason = memory_problem(workload, topology.ranks, _bytes_of_rank(topology))
+    return None if reason is None else ("out-of-memory", reason)
+
+
+def memory_problem(workload: ModelWorkload, ranks: int, has_bytes: float) -> str | None:
+    """Why a rank with so much memory can't hold a training step, as far as that is known before; else None."""
+    least = workload.shape.least_bytes(ranks)
+    if least <= has_bytes:
+        return None
+    return (
+        f"a step of {workload.model} with {workload.shape.batch_size} sequences takes at least {least / 2**30:.1f} GiB "
+        f"on a rank, which has {has_bytes / 2**30:.1f}: take a smaller model, such as gpt2-moe+layers=4+d_model=128"
+    )
+
+
+def _bytes_of_rank(topology: Topology) -> float:
+    """Memory of a rank; ranks of this machine share it."""
+    if topology.node_type in ON_THIS_MACHINE:
+        return memory_bytes() / topology.ranks
+    return topology.hardware.parameters["gpu.memory.capacity"].value
 
 
 def model_of(case: Case) -> ModelWorkload:

@@ -4,8 +4,9 @@ import torch
 
 from moebench.case import Case
 from moebench.kernels.collectives.group import Group, described_group
+from moebench.local.machine import memory_bytes
 from moebench.local.step import CannotRun, Step
-from moebench.plan_models import model_of
+from moebench.plan_models import memory_problem, model_of
 from moebench.pulse import beat
 from moebench.systems.model_interface import Place
 from moebench.systems.model_registry import get
@@ -19,6 +20,7 @@ def model_step(case: Case, device: torch.device, group: Group | None = None) -> 
 
     Raises:
         CannotRun: the system can't run the model, or the device has no such precision.
+        MemoryError: this machine can't hold a step.
     """
     workload, group = model_of(case), group or described_group(1)
     if workload.dtype != "fp32" and device.type == "cpu":
@@ -27,6 +29,10 @@ def model_step(case: Case, device: torch.device, group: Group | None = None) -> 
     reason = system.supports(workload.shape, group.size)
     if reason:
         raise CannotRun(reason)
+    if device.type == "cpu" and group.process_group is None:  # ranks were asked before they started
+        reason = memory_problem(workload, group.size, memory_bytes())
+        if reason:
+            raise MemoryError(reason)
     place = Place(group, device, MeasuredProfile, tell=lambda stage: beat(STAGE_S, f"{case.name}: {stage}"))
     step = system.build(workload.shape, place, workload.seed)
     data = sample_data(workload.shape, device, workload.seed * 1_000_003 + group.rank + 1)

@@ -1,8 +1,13 @@
 """Which cases an experiment of models has."""
 
 import pytest
+import torch
 
+from moebench.case import Case
+from moebench.local.model_step import model_step
 from moebench.plan import Filters, Machines, plan
+from moebench.plan_models import refusal
+from moebench.trace.model import traced
 from moebench.workloads.errors import InputError
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.load import load_suite, load_topology
@@ -77,3 +82,28 @@ def test_models_are_named_or_of_any_size(model, says):
     with pytest.raises(InputError, match=says):
         shape_of(model, GateSpec("switch"), 4, 2)
     assert "choose one of fp32, tf32" in ModelWorkload("gpt2-moe", shape, "bf16").problem(2)
+
+
+@pytest.mark.parametrize("attention", ["scores", "fused"])
+def test_what_a_step_takes_at_least_is_no_more_than_it_takes(attention):
+    """The bound that refuses a model before it is built, against the peak of a recorded step."""
+    topology = load_topology("2x8-p4de")
+    model = f"gpt2-moe+layers=3+d_model=64+heads=4+sequence=64+vocabulary=256+attention={attention}"
+    workload = ModelWorkload(model, shape_of(model, GateSpec("switch"), 4, topology.ranks))
+    case = Case("suite", "experiment", "raf", workload, topology.name, "2x8", "sim")
+    peak = traced(case, topology).program.peak_bytes
+    assert 0.5 * peak < workload.shape.least_bytes(topology.ranks) <= peak
+
+
+def test_a_model_that_ranks_cannot_hold_is_refused_with_the_reason():
+    """Before anything is started: its size, and what there is."""
+    topology = load_topology("2x8-p4de")
+    for batch_size, status in ((48, None), (4800, "out-of-memory")):
+        workload = ModelWorkload("gpt2-s-moe", shape_of("gpt2-s-moe", GateSpec("switch"), batch_size, topology.ranks))
+        refused = refusal(Case("suite", "experiment", "raf", workload, topology.name, "2x8", "cluster"), topology)
+        assert (refused and refused[0]) == status
+    assert "with 4800 sequences takes at least" in refused[1]
+    assert "GiB on a rank, which has 80.0" in refused[1]
+    huge = ModelWorkload("gpt2-l-moe", shape_of("gpt2-l-moe", GateSpec("switch"), 10**6, 1))
+    with pytest.raises(MemoryError, match="takes at least"):
+        model_step(Case("suite", "experiment", "raf", huge, "1x1-this-machine", "1x1", "local"), torch.device("cpu"))

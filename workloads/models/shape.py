@@ -81,6 +81,16 @@ class GPT2MoEShape:
         """Parameters that one of R ranks holds."""
         return self.shared_parameters + len(self.moe_blocks) * self.experts // ranks * self.expert_parameters
 
+    def least_bytes(self, ranks: int = 1) -> int:
+        """What a training step in fp32 holds at least on one of R ranks.
+
+        Weights and gradients; what each block keeps for the backward (inputs, outputs and hidden values of its parts,
+        probabilities of attention); logits and their gradients.
+        """
+        of_token = 12 * self.d_model + (self.heads * self.sequence if self.attention == "scores" else 0)
+        kept = self.tokens * (self.layers * of_token + 2 * self.vocabulary)
+        return 4 * (2 * self.parameters(ranks) + kept)
+
     def problem(self, ranks: int) -> str | None:
         """Why this model has no meaning on R ranks, naming the sizes; None when it has one."""
         at_least_one = ("layers", "d_model", "heads", "d_ffn", "experts", "batch_size", "sequence", "moe_every")
