@@ -26,7 +26,7 @@ from moebench.workloads.part import PARTS, PartWorkload
 TIMEOUT_MORE_S = 5.0
 SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3)
 SIZES = {"tokens": 32, "d_model": 24, "top_k": 3, "products": 2, "vocabulary": 19, "parameters": 3001}
-SUMMED_MB = {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1}  # ten kilobytes
+SUMMED_MB = {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 1}  # ten kilobytes
 TILE = 2
 OWN_DTYPE = ("gradient-sum", "row-sum")  # whose point is how they round
 TRIED_BY = {"gradient-error": "gradient-sum", "training": "gradient-sum", "row-error": "row-sum"}

@@ -13,7 +13,7 @@ from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload, workload
 from moebench.workloads.suite import PartExperiment, PartGrid, PartReading
 
 ONE_RANK = "1x1"
-CPU_BYTES, CPU_FLOPS = 64 * 2**20, 2e10  # of a rank; ranks of this machine share its cores and memory
+CPU_BYTES, CPU_FLOPS = 16 * 2**20, 2e10  # of a rank; ranks of this machine share its cores and memory
 
 
 def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[object]]:
@@ -133,7 +133,7 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     if reason is not None:
         return "unsupported", reason
     if topology.hardware.kind == "cpu":
-        held, flops = _held_bytes(workload, shape, topology.ranks), _flops(workload, shape, topology.ranks)
+        held, flops = _held_bytes(case, shape, topology.ranks), _flops(workload, shape, topology.ranks)
         if held > CPU_BYTES or flops > CPU_FLOPS:
             return "skipped", (
                 f"a rank holds {held / 2**20:,.0f} MiB and computes {flops / 1e9:,.0f} GFLOP; on CPUs the limits are "
@@ -142,22 +142,22 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     return None
 
 
-def _held_bytes(workload: PartWorkload, shape: DecoderShape | None, ranks: int) -> float:
-    """Inputs of a rank, about."""
+def _held_bytes(case: Case, shape: DecoderShape | None, ranks: int) -> float:
+    """What a rank has before or after a call, whichever is more; about."""
+    workload = part_of(case)
     sizes = dict(workload.sizes)
     if "attention_mb" in sizes:
-        return (sizes["attention_mb"] + sizes["expert_mb"]) * 1e6 * sizes["sent_percent"] / 100
+        copies = ranks if sizes["of_part"] else 1  # of attention, at most
+        return (sizes["attention_mb"] * copies + sizes["expert_mb"]) * 1e6 * sizes["sent_percent"] / 100
     if "parameters" in sizes:
         return 4.0 * sizes["parameters"]
-    if "vocabulary" in sizes:
-        return 4.0 * sizes["vocabulary"] * (sizes["d_model"] + sizes["tokens"] / ranks)
-    width = shape.d_model if shape else sizes["d_model"]
-    each = 2.0 * sizes["tokens"] * width
+    rows = sizes["tokens"] * (sizes["top_k"] / ranks if case.system == "all-to-all" else 1)
     if shape is None:
-        return each * max(1, sizes.get("top_k", ranks)) / (ranks if workload.part == "dispatch" else 1)
-    products = sizes.get("products", 1) if "groupedgemm" in workload.part else 0
-    of_experts = 2.0 * products * shape.experts // ranks * width * shape.d_ffn
-    return each + of_experts if products else each + 2.0 * width * (shape.queries + 2 * shape.keys)
+        return 2.0 * rows * sizes["d_model"]
+    if "groupedgemm" not in workload.part:
+        return 2.0 * shape.d_model * (rows / ranks + shape.queries + 2 * shape.keys)
+    experts = sizes.get("products", 1) * shape.experts // ranks * shape.d_ffn
+    return 2.0 * shape.d_model * (rows + experts)
 
 
 def _flops(workload: PartWorkload, shape: DecoderShape | None, ranks: int) -> float:

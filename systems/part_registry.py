@@ -53,6 +53,8 @@ def problem(
         return reason
     if workload.part in ("parameter-sync", "gradient-sum") and per_node == ranks:
         return f"{workload.part} is among replicas on several nodes, and there is one"
+    if workload.part == "parameter-sync" and workload.size("of_part") not in (0, 1):
+        return f"of_part = {workload.size('of_part')}: 1 where attention's megabytes are of a rank's part, else 0"
     if "tokens" in part.sizes and workload.size("tokens") % ranks:
         return f"tokens = {workload.size('tokens')} is not divisible by ranks = {ranks}"
     if workload.part == "dispatch" and workload.size("tokens") // ranks * workload.size("top_k") % ranks:

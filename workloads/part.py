@@ -15,7 +15,8 @@ SIZES: Mapping[str, str] = {
     "d_model": "d",
     "top_k": "k",
     "products": "p",  # grouped products that follow a scatter: 2 with a gate's, 1 without
-    "attention_mb": "a",  # megabytes (10^6) of attention's parameters that a rank holds where none are cut
+    "attention_mb": "a",  # megabytes (10^6) of attention's parameters of a rank
+    "of_part": "q",  # 1 where those are of a rank that has a part of them, 0 where of one that has all
     "expert_mb": "e",  # megabytes of the experts' parameters of a rank
     "sent_percent": "s",  # how much of those megabytes a rank has to sum: 50 where they count FP32 and BF16 travels
     "vocabulary": "v",
@@ -78,7 +79,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "parameter-sync": Part(
         "Sums of a step's gradients over replicas, and everybody's parameters again",
-        ("attention_mb", "expert_mb", "sent_percent"),
+        ("attention_mb", "expert_mb", "sent_percent", "of_part"),
         {
             "tp-attention": "attention's parameters cut over the ranks of a node: everything is summed along rails",
             "sp-attention": "every rank has all of attention's: summed inside a node too, beside what travels outside",

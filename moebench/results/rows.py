@@ -81,6 +81,7 @@ class Row:
     attention_mb: int | None = None
     expert_mb: int | None = None
     sent_percent: int | None = None
+    of_part: int | None = None
     vocabulary: int | None = None
     parameters: int | None = None
     steps: int | None = None

@@ -52,7 +52,8 @@ def parameter_sync(setting: Setting) -> PartCall:
     group, is_cut = setting.group, setting.system == "tp-attention"
     share = setting.workload.size("sent_percent") / 100
     step, size = CHUNKS * group.size, torch.empty(0, dtype=setting.dtype).element_size()
-    attention = _rounded(setting.workload.size("attention_mb") * MEGA * share / size, step * group.nodes.per_node)
+    whole_mb = setting.workload.size("attention_mb") * (group.nodes.per_node if setting.workload.size("of_part") else 1)
+    attention = _rounded(whole_mb * MEGA * share / size, step * group.nodes.per_node)
     attention = attention // group.nodes.per_node if is_cut else attention
     experts = _rounded(setting.workload.size("expert_mb") * MEGA * share / size, step)
 

@@ -70,7 +70,7 @@ def test_real_ranks_of_cpus_refuse_what_is_too_large_and_what_nobody_has(suite):
     described = load_topology("1x8-h800")
     here = replace(described, hardware=replace(described.hardware, name="this-machine", kind="cpu"))
     assert refusal(case, described) is None
-    reason = "a rank holds 128 MiB and computes 0 GFLOP; on CPUs the limits are 64 MiB and 20 GFLOP"
+    reason = "a rank holds 128 MiB and computes 0 GFLOP; on CPUs the limits are 16 MiB and 20 GFLOP"
     assert refusal(case, here) == ("skipped", reason)
     fused = cases["intra-operator-overlap/qkv+a2a/mixtral-8x7b-t8192/1x8-h800/fused"]
     reason = "nobody has the fused kernel that it stands for: it is priced, and not run"

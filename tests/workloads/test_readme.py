@@ -13,13 +13,13 @@ from tests.workloads.files import SUITE_HEAD, written
 
 README = Path(moebench.workloads.__file__).parent / "README.md"
 EXAMPLES = re.findall(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-KINDS = ("hardware", "topology", "suite", "kernels", "exchanges", "gates")
+KINDS = ("hardware", "topology", "suite", "kernels", "exchanges", "gates", "parts")
 
 
 @pytest.mark.parametrize(("kind", "text"), list(zip(KINDS, EXAMPLES, strict=True)), ids=KINDS)
 def test_an_example_is_valid(tmp_path, kind, text):
-    """As a reader would paste it; experiments of kernels, exchanges and rules into a suite."""
-    if kind in ("kernels", "exchanges", "gates"):
+    """As a reader would paste it; experiments of kernels, exchanges, rules and parts into a suite."""
+    if kind in ("kernels", "exchanges", "gates", "parts"):
         kind, text = "suite", SUITE_HEAD + text
     assert f": {kind}" in validate(written(tmp_path, text))
 

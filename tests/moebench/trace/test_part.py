@@ -92,7 +92,7 @@ def test_what_is_sent_is_what_the_formulas_say():
 
 def test_attention_on_every_gpu_hides_inside_the_node():
     """Between nodes as many bytes as where it is cut; inside one all of it, while the experts' travel."""
-    sizes = {"attention_mb": 512, "expert_mb": 10000, "sent_percent": 100}
+    sizes = {"attention_mb": 512, "expert_mb": 10000, "sent_percent": 100, "of_part": 0}
     cut, whole = (
         run(traced("parameter-sync", system, topology="4x8-h800", **sizes), "4x8-h800")
         for system in ("tp-attention", "sp-attention")
@@ -102,6 +102,8 @@ def test_attention_on_every_gpu_hides_inside_the_node():
     assert cut.link_use["link"].rank_bytes == 0
     assert whole.link_use["link"].rank_bytes == pytest.approx(2 * 512e6 * 7 / 8, rel=1e-6)
     assert whole.step_time_s == pytest.approx(cut.step_time_s, rel=0.01)
+    part = run(traced("parameter-sync", "sp-attention", topology="4x8-h800", **sizes | {"of_part": 1}), "4x8-h800")
+    assert part.link_use["link"].rank_bytes == pytest.approx(8 * whole.link_use["link"].rank_bytes, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +113,16 @@ def test_attention_on_every_gpu_hides_inside_the_node():
         ("qkv+a2a", "serial", {"tokens": 8193}, "tokens = 8193 is not divisible by ranks = 8"),
         ("gradient-sum", "bf16-ring", {"parameters": 8}, "among replicas on several nodes, and there is one"),
         ("ag+scatter+groupedgemm", "serial", {"products": 3}, "products = 3: 1, or 2 with a gate's"),
+        ("parameter-sync", "tp-attention", {"of_part": 2}, "of_part = 2: 1 where"),
         ("a2a+outproj", "chunked+chunks=3", {}, "chunks = 3 can't cut the 1024 tokens of a rank"),
         ("dispatch", "all-to-all", {"tokens": 8, "d_model": 1, "top_k": 3}, "top_k = 3 rows of 1 tokens can't go to 8"),
     ],
 )
 def test_what_has_no_meaning_is_unsupported(part, system, sizes, words):
     """With the sizes that don't fit."""
+    more = {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "topology": "4x8-h800"} if "of_part" in sizes else {}
     with pytest.raises(Unsupported, match=words):
-        traced(part, system, "mixtral-8x7b", **sizes)
+        traced(part, system, "mixtral-8x7b", **sizes, **more)
 
 
 def test_nothing_to_send_is_no_error():
