@@ -60,8 +60,10 @@ def pack_weights(s: State) -> None:
     received_RL = counts_RE[:, s.group.index * local : (s.group.index + 1) * local].contiguous()
     s["ends_L"] = received_RL.sum(0).cumsum(0)
     sent, received = read_ints(s["counts_E"], "expert_counts"), read_ints(received_RL, "received_counts")
-    by_rank = ([sum(counts[at : at + local]) for at in range(0, s.shape.experts, local)] for counts in (sent, received))
-    s.splits = Splits(*by_rank, received, local)
+    sent_R, received_R = (
+        [sum(counts[at : at + local]) for at in range(0, s.shape.experts, local)] for counts in (sent, received)
+    )
+    s.splits = Splits(sent_R, received_R, received, local)
     s.rows = sum(received)
     s.drop("weights_TK", "counts_E")
 
