@@ -62,6 +62,10 @@ class Page:
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
+        self.appear(width, height, dark)
+
+    def appear(self, width: int, height: int, dark: bool = False) -> None:
+        """Show what is loaded from here on in a window of this size, phones' below 600, and in a colour scheme."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )

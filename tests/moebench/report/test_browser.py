@@ -8,17 +8,18 @@ pytestmark = pytest.mark.browser
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 
 
-@pytest.fixture(scope="module", params=[(size, dark) for size in SIZES for dark in (False, True)], ids=str)
-def browser(request):
-    """A browser of each size and colour scheme."""
-    size, dark = request.param
-    with Page(chromium_or_skip(), *SIZES[size], dark=dark) as page:
+@pytest.fixture(scope="module")
+def browser():
+    """One for all tests."""
+    with Page(chromium_or_skip(), *SIZES["desktop"]) as page:
         yield page
 
 
-@pytest.fixture
-def page(browser, report):
-    """The report of a run, loaded anew in each of them."""
+@pytest.fixture(params=[(size, dark) for size in SIZES for dark in (False, True)], ids=str)
+def page(request, browser, report):
+    """The report of a run, loaded anew in each size and colour scheme."""
+    size, dark = request.param
+    browser.appear(*SIZES[size], dark=dark)
     browser.open(report)
     return browser
 

@@ -37,34 +37,43 @@ def pages(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("name", "width", "dark"), [("page", 390, True), ("index", 390, False), ("index", 1280, True)])
-def test_pages_are_quiet_and_keep_their_width(pages, name, width, dark):
-    """No error under their own policy, no request, nothing wider than the window, ids that are unique."""
-    with Page(chromium_or_skip(), width, 900, dark=dark) as page:
-        page.open(pages / f"{name}.html")
-        assert page.complaints() == []
-        assert page.requests() == [(pages / f"{name}.html").resolve().as_uri()]
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
-        assert len(ids) == len(set(ids))
-
-
-def test_tables_filter_order_and_lead_to_their_sections(pages):
-    """Words narrow a table down and say how far; numbers are ordered by their units; a link opens a fold."""
+@pytest.fixture(scope="module")
+def browser():
+    """One for all tests."""
     with Page(chromium_or_skip(), 1280, 900) as page:
-        page.open(pages / "page.html")
-        assert not page.evaluate("document.querySelector('#verdict-same details').open")
-        page.evaluate("document.querySelector('#overview a[href=\"#verdict-same\"]').click()")
-        every = page.evaluate(SHOWN)
-        assert len(every) == 31
-        assert page.evaluate(TYPE.format(json.dumps("s1|s2 step_time"))) == "2 of 31 rows"
-        assert {name.rpartition("/")[2] for name in page.evaluate(SHOWN)} == {"s1", "s2"}
-        assert page.evaluate(TYPE.format(json.dumps("STEP_time -s1"))) == "6 of 31 rows"
-        button = "document.querySelector('#verdict-same thead').rows[0].cells[2].querySelector('button')"
-        page.evaluate(f"{button}.click()")
-        assert [name.rpartition("/")[2] for name in page.evaluate(SHOWN)] == ["s6", "s5", "s4", "s3", "s2", "s0"]
-        assert page.evaluate(f"{button}.parentElement.getAttribute('aria-sort')") == "ascending"
-        page.evaluate(f"{button}.click()")
-        assert page.evaluate(SHOWN)[0].endswith("s0")
-        assert page.evaluate(TYPE.format(json.dumps(""))) == ""
-        assert len(page.evaluate(SHOWN)) == len(every)
+        yield page
+
+
+@pytest.mark.parametrize(("name", "width", "dark"), [("page", 390, True), ("index", 390, False), ("index", 1280, True)])
+def test_pages_are_quiet_and_keep_their_width(browser, pages, name, width, dark):
+    """No error under their own policy, no request, nothing wider than the window, ids that are unique."""
+    browser.appear(width, 900, dark)
+    browser.open(pages / f"{name}.html")
+    assert browser.complaints() == []
+    assert browser.requests() == [(pages / f"{name}.html").resolve().as_uri()]
+    assert browser.evaluate("window.innerWidth") == width
+    assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert browser.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == dark
+    ids = browser.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+
+
+def test_tables_filter_order_and_lead_to_their_sections(browser, pages):
+    """Words narrow a table down and say how far; numbers are ordered by their units; a link opens a fold."""
+    browser.appear(1280, 900)
+    browser.open(pages / "page.html")
+    assert not browser.evaluate("document.querySelector('#verdict-same details').open")
+    browser.evaluate("document.querySelector('#overview a[href=\"#verdict-same\"]').click()")
+    every = browser.evaluate(SHOWN)
+    assert len(every) == 31
+    assert browser.evaluate(TYPE.format(json.dumps("s1|s2 step_time"))) == "2 of 31 rows"
+    assert {name.rpartition("/")[2] for name in browser.evaluate(SHOWN)} == {"s1", "s2"}
+    assert browser.evaluate(TYPE.format(json.dumps("STEP_time -s1"))) == "6 of 31 rows"
+    button = "document.querySelector('#verdict-same thead').rows[0].cells[2].querySelector('button')"
+    browser.evaluate(f"{button}.click()")
+    assert [name.rpartition("/")[2] for name in browser.evaluate(SHOWN)] == ["s6", "s5", "s4", "s3", "s2", "s0"]
+    assert browser.evaluate(f"{button}.parentElement.getAttribute('aria-sort')") == "ascending"
+    browser.evaluate(f"{button}.click()")
+    assert browser.evaluate(SHOWN)[0].endswith("s0")
+    assert browser.evaluate(TYPE.format(json.dumps(""))) == ""
+    assert len(browser.evaluate(SHOWN)) == len(every)
