@@ -112,7 +112,6 @@ def _parts(ops: Sequence[Op]) -> dict[Key, list[int]]:
 def _transfers(ops: Sequence[Op]) -> dict[str, list[int]]:
     """The transfers by stream."""
     streams: dict[str, list[int]] = {}
-    for i, op in enumerate(ops):
-        if op.kind in TRANSFERS:
-            streams.setdefault(op.stream, []).append(i)
+    for i in [i for i, op in enumerate(ops) if op.kind in TRANSFERS]:
+        streams.setdefault(ops[i].stream, []).append(i)
     return streams

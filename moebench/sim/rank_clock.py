@@ -53,7 +53,7 @@ class RankClock:
             has_timelines: whether to note when each operator runs.
         """
         self.course, self.costs, self.synchronous = course, costs, synchronous
-        self.ops, self.count = course.ops, len(course.members)
+        self.ops, self.count, self._marks = course.ops, len(course.members), course.marks
         self._zero = np.zeros((1, costs.device_s.shape[1]))
         self.host = self.device = self._zero  # device: when the compute stream is free
         self.next = 0
@@ -155,7 +155,7 @@ class RankClock:
         self._note("host_start_s", i, self.host)
         if op.kind == "host-read":
             self._read(op)
-        elif op.kind not in TRANSFERS:
+        elif op.waits_on and op.kind not in TRANSFERS:
             for collective in op.waits_on:
                 self._await(collective)
         self.host = self.host + self._issue_s(i)
@@ -173,7 +173,7 @@ class RankClock:
             self._note("start_s", i, self.device)
             self.device = self.device + self._device_s(i)
             self._note("end_s", i, self.device)
-        if i in self.course.marks:
+        if self._marks and i in self._marks:
             self._passed[i] = self.device
         if self.synchronous:
             self.host = np.maximum(self.host, self.device)

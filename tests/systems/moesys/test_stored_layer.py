@@ -121,6 +121,38 @@ def check_states(stored, keys, plain, adams):
         assert steps == (6 if key != keys[-1] else 0) == adam.steps[0]
 
 
+def test_training_goes_on_after_a_crash_as_if_there_had_been_none(tmp_path):
+    """Three steps are committed, a fourth is not; another process repeats it from the files and goes on."""
+    work, committed = workload(), {}
+    finals = []
+    for crashes in (False, True):
+        layer = stored_layer(tmp_path / str(crashes), work, "moesys", 2, 2)
+        layer.load_weights(weights_of(work))
+        for step in range(6):
+            if crashes and step == 4:
+                layer.stored.storage.close()  # what step 3 changed since its commit is lost
+                store = ShardStore.open(tmp_path / str(crashes), layout_of(work))
+                assert store.step == 3
+                layer.stored = StoredExperts(HierarchicalStorage(store, make_policy("lru", 1), 1), OPTIONS)
+                layer.gate.weight_ED.data.copy_(committed["gate"])
+                train(layer, work, 3)
+            train(layer, work, step)
+            if step < 3:
+                layer.stored.commit(step + 1)
+                committed["gate"] = layer.gate.weight_ED.detach().clone()
+        finals.append([layer.stored.storage.read(key) for key in layer.keys] + [layer.gate.weight_ED.detach()])
+        layer.stored.storage.close()
+    assert all(torch.equal(a, b) for a, b in zip(*finals))
+
+
+def train(layer, work, step):
+    """One step of experts and router."""
+    forward_backward(layer, work, step)
+    layer.stored.step()
+    with torch.no_grad():
+        layer.gate.weight_ED -= 0.01 * layer.gate.weight_ED.grad
+
+
 def test_an_expert_without_rows_is_never_read(tmp_path):
     """Of six states five move."""
     work = workload()
