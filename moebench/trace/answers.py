@@ -7,11 +7,13 @@ fresh layer, as the layer that is traced.
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from moebench.kernels.explicit import count
 from moebench.kernels.host import UnansweredRead
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.gates.context import GateContext
@@ -28,6 +30,8 @@ KEPT = (  # quantities of routes that found a slot
     "received_kept_rows",
     "expert_loads",
 )
+
+BY_PART = "received_kept_by_part"
 
 # Rounds of a rule whose work depends on the data are counted on the first ranks, which stand for the others: their
 # logits have one distribution, and an auction among 65,536 tokens takes seconds.
@@ -48,12 +52,19 @@ class RoutingAnswers:
         self._rows_of_node: dict[int, tuple[int, ...]] = {}
         self._most: int | None = None
 
+    def question(self, quantity: str, count: int) -> str:
+        """What a read of so many values asks: of rows by part, of how many parts; else the quantity."""
+        held = self._workload.experts // self._ranks
+        return f"{quantity} / {count // held}" if quantity == BY_PART else quantity
+
     def answer(self, rank: int, quantity: str) -> tuple[int, ...]:
-        """What `rank` reads when it asks for a quantity of `moebench.kernels.host.QUANTITIES`.
+        """What `rank` reads when it asks a `question` about a quantity of `moebench.kernels.host.QUANTITIES`.
 
         Raises:
             UnansweredRead: no reference rule states the quantity.
         """
+        if quantity.startswith(BY_PART):
+            return self._kept_by_part(rank, int(quantity.rpartition("/")[2]))
         if quantity == "expert_counts":
             return self._counts(rank)
         if quantity == "max_expert_count":
@@ -93,6 +104,14 @@ class RoutingAnswers:
             "expert_loads": kept_RE.sum(axis=0),
         }[quantity]
         return tuple(found.ravel().tolist())
+
+    def _kept_by_part(self, rank: int, parts: int) -> tuple[int, ...]:
+        """Rows of each of this rank's experts, of the parts of every rank's tokens."""
+        if parts < 1 or self._workload.tokens % parts:
+            raise UnansweredRead(f"{self._workload.tokens} tokens of a rank are not {parts} equal parts")
+        ranks = [_routed_parts(self._workload, other, self._conventions, parts) for other in range(self._ranks)]
+        kept_PE = np.array(ranks).sum(axis=0)
+        return tuple(kept_PE[:, self._experts_of(rank)].ravel().tolist())
 
     @cached_property
     def _kept_RE(self) -> np.ndarray:
@@ -148,13 +167,30 @@ class _Routed:
 @lru_cache(maxsize=8192)
 def _routed(workload: LayerWorkload, rank: int, conventions: Conventions) -> _Routed:
     with _disable_current_modes(), torch.no_grad():
-        rule = GATES[workload.gate.name]
-        counts_E, kept_E, rounds = rule.loads(
-            logits_for(workload, rank),
-            workload.gate,
-            conventions,
-            workload.capacity_factor,
-            generator=torch.Generator().manual_seed(workload.routing.seed * 1_000_003 + rank),
-            context=GateContext(token_ids_T=token_ids_for(workload, rank) if rule.needs_token_ids else None),
-        )
+        counts_E, kept_E, rounds = GATES[workload.gate.name].loads(*_asked(workload, rank, conventions))
         return _Routed(tuple(counts_E.tolist()), tuple(kept_E.tolist()), rounds)
+
+
+@lru_cache(maxsize=1024)
+def _routed_parts(
+    workload: LayerWorkload, rank: int, conventions: Conventions, parts: int
+) -> tuple[tuple[int, ...], ...]:
+    """Routes that found a slot, by part of the rank's tokens and by expert."""
+    with _disable_current_modes(), torch.no_grad():
+        logits_TE, gate, conventions, factor, generator, context = _asked(workload, rank, conventions)
+        routing = GATES[gate.name].route(logits_TE, gate, conventions, factor, generator, context=context)
+        experts_TK = routing.experts_TK.where(routing.keep_TK, -1)
+        return tuple(tuple(count(part, workload.experts).tolist()) for part in experts_TK.chunk(parts))
+
+
+def _asked(workload: LayerWorkload, rank: int, conventions: Conventions) -> tuple[Any, ...]:
+    """What a rule is given for the tokens of a rank."""
+    token_ids_T = token_ids_for(workload, rank) if GATES[workload.gate.name].needs_token_ids else None
+    return (
+        logits_for(workload, rank),
+        workload.gate,
+        conventions,
+        workload.capacity_factor,
+        torch.Generator().manual_seed(workload.routing.seed * 1_000_003 + rank),
+        GateContext(token_ids_T=token_ids_T),
+    )

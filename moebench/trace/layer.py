@@ -177,9 +177,10 @@ class _Tracer:
         upstream_TD = torch.empty(workload.tokens, workload.d_model, device=device, dtype=dtype)
         reads: dict[str, tuple[int, ...]] = {}
 
-        def answer(quantity: str, _: Tensor) -> list[int]:
-            reads[quantity] = self._answers.answer(rank, quantity)
-            return list(reads[quantity])
+        def answer(quantity: str, values: Tensor) -> list[int]:
+            question = self._answers.question(quantity, values.numel())
+            reads[question] = self._answers.answer(rank, question)
+            return list(reads[question])
 
         with answering(answer):
             recorder = record_step(step, (x_TD, upstream_TD), [*layer.parameters(), *layer.buffers()])

@@ -8,7 +8,7 @@ import torch
 
 import moebench.trace.answers as answers_module
 import moebench.trace.layer as layer_module
-from moebench.kernels.host import read_ints
+from moebench.kernels.host import UnansweredRead, read_ints
 from moebench.kernels.region import region
 from moebench.program import FORWARD
 from moebench.systems.registry import get, systems
@@ -144,6 +144,22 @@ def test_kept_rows_are_those_with_a_slot():
     assert answers.answer(1, "received_kept_by_expert") == tuple(map(sum, zip(*received)))
     assert answers.answer(1, "received_kept_rows") == (sum(map(sum, received)),)
     assert answers.answer(3, "expert_loads") == tuple(map(sum, zip(*kept)))
+
+
+def test_kept_rows_by_part_of_the_tokens():
+    """Each rank's experts, part after part, add up to all that they get; one part is all; uneven parts are refused."""
+    answers, held = RoutingAnswers(WORKLOAD, 4, COMMON), WORKLOAD.experts // 4
+    for rank in range(4):
+        whole = answers.answer(rank, "received_kept_by_expert")
+        question = answers.question("received_kept_by_part", 3 * held)
+        flat = answers.answer(rank, question)
+        by_part = [flat[begin : begin + held] for begin in range(0, 3 * held, held)]
+        assert tuple(map(sum, zip(*by_part))) == whole
+        assert rank or len(set(by_part)) > 1
+        assert answers.answer(rank, answers.question("received_kept_by_part", held)) == whole
+    assert answers.question("received_kept_by_expert", held) == "received_kept_by_expert"
+    with pytest.raises(UnansweredRead, match="12 tokens of a rank are not 5 equal parts"):
+        answers.answer(0, answers.question("received_kept_by_part", 5 * held))
 
 
 def test_ranks_with_equal_answers_share_a_program():
