@@ -76,7 +76,7 @@ class DiskCopies:
         if readers < 1:
             raise InputError(f"readers = {readers}: must be at least 1")
         self.file, self.layout, self.copied_bytes = file, file.layout, 0
-        self.slots = [aligned_buffer(slot_bytes) for _ in range(slots)]
+        self.slots = list(aligned_buffer(slots * slot_bytes).split(slot_bytes)) if slots else []
         self._copies: list[Future[None] | None] = [None] * slots
         self._moved = [Transfer()] * slots
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="expert-reader")

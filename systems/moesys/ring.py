@@ -78,7 +78,7 @@ class Ring:
     @property
     def held_bytes(self) -> int:
         """Memory of all slots."""
-        return sum(slot.untyped_storage().nbytes() for slot in self.copies.slots)
+        return sum(slot.nbytes for slot in self.copies.slots)
 
     def acquire(self, layer: int) -> Weights:
         """The weights of a layer, until `release`.
@@ -134,7 +134,7 @@ class Synchronous:
     @property
     def held_bytes(self) -> int:
         """Memory of the slot."""
-        return self.copies.slots[0].untyped_storage().nbytes()
+        return self.copies.slots[0].nbytes
 
     def acquire(self, layer: int) -> Weights:
         """The weights of a layer.

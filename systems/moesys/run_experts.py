@@ -111,7 +111,7 @@ class ChosenExperts:
     @property
     def held_bytes(self) -> int:
         """As `Experts`."""
-        return sum(slot.untyped_storage().nbytes() for slot in self.copies.slots)
+        return sum(slot.nbytes for slot in self.copies.slots)
 
     def run(self, layer: int, h_TD: Tensor, routes: Routes) -> Tensor:
         """As `Experts.run`; the counts of the experts are read on the host."""

@@ -11,6 +11,7 @@ from moebench.systems.moesys import expert_file
 from moebench.systems.moesys.expert_file import (
     BLOCK_BYTES,
     DTYPES,
+    HUGE_BYTES,
     PAGE_CACHES,
     ExpertFile,
     ExpertLayout,
@@ -40,6 +41,13 @@ def test_what_is_read_is_what_was_written(tmp_path, page_cache, dtype):
     assert file.read_bytes == (layout.layers * layout.experts + 1) * layout.stride_bytes
     file.close()
     file.close()
+
+
+def test_a_buffer_begins_with_a_huge_page():
+    """Whatever its size, and holds zeros."""
+    for size in (1, BLOCK_BYTES, HUGE_BYTES + 5):
+        buffer = aligned_buffer(size)
+        assert (buffer.data_ptr() % HUGE_BYTES, len(buffer), int(buffer.sum())) == (0, size, 0)
 
 
 def test_experts_lie_in_whole_blocks():
