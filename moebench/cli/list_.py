@@ -65,6 +65,16 @@ def exchanges() -> Entries:
     return [{"name": name, "what": what, "messages": MESSAGES[name]} for name, what in EXCHANGES.items()]
 
 
+def parts() -> Entries:
+    """Parts of a layer or a step, the ways to do each, and the sizes that it takes."""
+    from moebench.workloads.part import PARTS
+
+    return [
+        {"name": name, "what": part.what, "systems": list(part.systems), "sizes": list(part.sizes)}
+        for name, part in PARTS.items()
+    ]
+
+
 def topologies() -> Entries:
     """Topologies that files list; other sizes of the same node types load as well, up to `max_nodes`."""
     from moebench.workloads.load import load_topology, most_nodes, topology_names
@@ -160,7 +170,7 @@ OF_A_SUITE = {"claims": "paper", "figures": "suite"}  # kinds that --suite narro
 
 KINDS: dict[str, Callable[[], Entries]] = {
     kind.__name__: kind
-    for kind in (suites, systems, gates, kernels, exchanges, models, topologies, hardware, claims, figures)
+    for kind in (suites, systems, gates, kernels, exchanges, parts, models, topologies, hardware, claims, figures)
 }
 
 

@@ -73,6 +73,7 @@ def _calls(own: pd.DataFrame) -> pd.DataFrame:
     for tier in ("link", "nic"):
         of_tier = sent[sent["detail"].map(lambda detail: detail.get("tier")) == tier].drop_duplicates("case")
         found[f"sent_{tier}"] = found["case"].map(of_tier.set_index("case")["value"])
+    found["sent"] = found[["sent_link", "sent_nic"]].max(axis=1).replace(0.0, float("nan"))
     return found
 
 
@@ -128,14 +129,16 @@ def _answer(experiment: PartExperiment, shown: pd.DataFrame) -> str:
     keys = ["part", "shape", "topology"]
     baseline = experiment.figure.get("baseline", "")
     if baseline:
-        base = known[known["system"] == baseline].set_index(keys)["value"]
+        base, base_sent = (known[known["system"] == baseline].set_index(keys)[what] for what in ("value", "sent"))
         told = []
         for name in experiment.systems:
             one = known[known["system"] == name].set_index(keys)["value"]
             ratio = (base / one).dropna()
             if name != baseline and len(ratio):
-                told.append(f"{name} {_span(ratio)}")
-        return f"{experiment.title}: faster than {baseline}, at {len(base)} points: {listed(told)}." if told else ""
+                sent = (known[known["system"] == name].set_index(keys)["sent"] / base_sent).dropna()
+                bytes_told = f" with {_span(sent)} of its bytes" if len(sent) and (sent - 1).abs().max() > 1e-3 else ""
+                told.append(f"{name} {_span(ratio)}{bytes_told}")
+        return f"{experiment.title}: as fast as {baseline} at {len(base)} points: {listed(told)}." if told else ""
     best = known.loc[known.groupby(keys, observed=True, sort=False)["value"].idxmin(), "system"].value_counts()
     parts = [f"{name} at {count}" for name, count in best.items() if count]
     return f"{experiment.title}: of {int(best.sum())} points, the shortest is {listed(parts)}."
@@ -154,7 +157,7 @@ def _figures(experiment: PartExperiment, shown: pd.DataFrame) -> list[Figure]:
     axis = next((name for name in ON_AN_AXIS if known[name].notna().all() and len(set(known[name])) > 1), "")
     names = [name for name in experiment.systems if name in set(known["system"].astype(str))]
     drawn = known.assign(
-        system=known["system"].astype(str), shape=known["shape"].astype(str),
+        system=known["system"].astype(str), shape=_rows(known),
         panel=known["topology"].astype(str) if axis else known["part"].astype(str),
     )  # fmt: skip
     name, scale = _unit(known["value"])
@@ -167,12 +170,21 @@ def _figures(experiment: PartExperiment, shown: pd.DataFrame) -> list[Figure]:
     unit = f"time, {name}"
     return [
         figure(
-            f"parts-{experiment.name}", "Time of one call", _gap(drawn) or experiment.question, caption,
+            f"parts-{experiment.name}", "Time of one call", _gap(drawn) or _answer(experiment, shown), caption,
             (lambda narrow: lines_figure(scaled, axis, (ON_AN_AXIS[axis], unit), names, narrow)) if axis
             else (lambda narrow: rows_figure(scaled, unit, names, narrow)),
             _point_table(drawn),
         )
     ]  # fmt: skip
+
+
+def _rows(known: pd.DataFrame) -> list[str]:
+    """What a row of the figure is called: its shape, and where there are several topologies that."""
+    several = len(set(known["topology"].astype(str))) > 1
+    return [
+        f"{shape} {topology.partition('-')[0]}" if several else shape
+        for shape, topology in zip(known["shape"].astype(str), known["topology"].astype(str))
+    ]
 
 
 def _gap(drawn: pd.DataFrame) -> str:

@@ -93,6 +93,18 @@ def trace_call(
     )
 
 
+def trace_by_node(
+    call_of: Callable[[Group], Callable[[], object]], ranks: int, ranks_per_node: int
+) -> tuple[Program, ...]:
+    """As `trace_call`, of calls in which whom a rank sends to depends on its node: a program a node."""
+    found = []
+    for first in range(0, ranks, ranks_per_node):
+        group = described_group(ranks, first, ranks_per_node=ranks_per_node)
+        program = _recorded(call_of(group), group)
+        found.append(replace(program, stands_for=range(first, first + ranks_per_node)))
+    return tuple(found)
+
+
 def _recorded(call: Callable[[], object], group: Group) -> Program:
     before = outstanding()
 

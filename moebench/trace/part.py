@@ -1,6 +1,7 @@
 """A part by itself as Programs, and what a fused kernel makes of one that is cut into tiles.
 
-Ranks differ by their place only, and routing is even: traced is one of them.
+Routing is even, so that ranks differ by their place only: traced is one of them, or where whom they send to depends on
+that, as in a ring, one a node.
 """
 
 from collections import defaultdict
@@ -17,7 +18,7 @@ from moebench.plan_parts import part_of, shape_of
 from moebench.program import Op, Program
 from moebench.systems.part_interface import TILE_ROWS, Setting, parsed
 from moebench.systems.part_registry import make
-from moebench.trace.alone import trace_call
+from moebench.trace.alone import trace_by_node, trace_call
 from moebench.trace.errors import Unsupported
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.errors import InputError
@@ -61,9 +62,17 @@ def _traced(case: Case, system: str, topology: Topology) -> tuple[Program, ...]:
         return run
 
     try:
-        return trace_call(call_of, topology.ranks, topology.gpus_per_node)
+        programs = trace_call(call_of, topology.ranks, topology.gpus_per_node)
+        if any(map(_is_by_place, programs[0].ops)):
+            return trace_by_node(call_of, topology.ranks, topology.gpus_per_node)
+        return programs
     except (InputError, ValueError) as error:
         raise Unsupported(str(error)) from error
+
+
+def _is_by_place(op: Op) -> bool:
+    """Whether a rank sends more to some than to others: then other ranks send more to others."""
+    return op.collective is not None and len(set(op.collective.send_bytes)) > 1
 
 
 def as_tiles(cut: Program, whole: Program, chunks: int) -> Program:

@@ -13,6 +13,7 @@ KNOWN = {
     "gates": "switch",
     "kernels": "topk_gate",
     "exchanges": "leader",
+    "parts": "qkv+a2a",
     "models": "mixtral-8x7b",
     "topologies": "4x8-titan-rtx",
     "hardware": "titan-rtx",

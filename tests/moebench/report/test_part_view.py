@@ -65,7 +65,7 @@ def test_times_by_a_number_are_lines_beside_what_was_reported(suite):
 def test_times_by_shape_are_rows_and_a_baseline_makes_speedups(suite):
     """A panel a part; a system without a number has none in the figure and its reason in the table."""
     view = viewed(suite, "intra-operator-overlap")
-    assert view["answer"] == "Overlap: faster than serial, at 3 points: fused 3.00x."
+    assert view["answer"] == "Overlap: as fast as serial at 3 points: fused 3.00x."
     assert view["figures"][0].svg.count("<svg") == 2
     lacking = viewed(suite, "intra-operator-overlap", lacking=("fused",), with_scores=False)
     assert lacking["answer"] == ""

@@ -88,6 +88,8 @@ def test_what_is_sent_is_what_the_formulas_say():
     assert {name: one.link_use["nic"].rank_bytes for name, one in sent.items()} == {
         "fp32-reduce-scatter": 24e6, "bf16-all-to-all": 12e6, "bf16-ring": 12e6,
     }  # fmt: skip
+    times = {name: float(one.step_time_s[0]) for name, one in sent.items()}
+    assert max(times["bf16-all-to-all"], times["bf16-ring"]) < times["fp32-reduce-scatter"]  # no hop meets another
 
 
 def test_attention_on_every_gpu_hides_inside_the_node():
