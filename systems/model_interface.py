@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from moebench.kernels.collectives.group import Group
 from moebench.systems.lancet.capture import StepGraph
 from moebench.systems.lancet.optimise import Optimised, Prices
+from moebench.workloads.models.gpt2_moe import GPT2MoE
 from moebench.workloads.models.shape import GPT2MoEShape
 
 Profile = Callable[[StepGraph], Prices]
@@ -31,7 +32,7 @@ class Place:
 
     group: Group
     device: torch.device
-    profile: Callable[[nn.Module, Sequence[Tensor], Group], Profile] | None = None
+    profile: Callable[[GPT2MoE, Sequence[Tensor], Group], Profile] | None = None
     memory_bytes: int | None = None
     tell: Callable[[str], None] = lambda line: None
 
