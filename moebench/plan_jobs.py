@@ -23,13 +23,14 @@ def names(experiment: JobExperiment, source: str) -> Mapping[str, Sequence[objec
     """
     from moebench.systems.job_registry import NAMES, get
 
-    for name in experiment.systems:
+    also = [system for one in experiment.readings for system in one.instead.values()]
+    for name in (*experiment.systems, *also):
         try:
             get(name)
         except InputError as error:
             raise InputError(f"{source}: experiment {experiment.name}: {error}") from None
     batches = [size for one in experiment.readings for size in one.global_batches]
-    return {"batch size": batches, "dtype": [experiment.dtype], "system": [*NAMES, *experiment.systems]}
+    return {"batch size": batches, "dtype": [experiment.dtype], "system": [*NAMES, *experiment.systems, *also]}
 
 
 def cases(experiment: JobExperiment, context: Context) -> Iterator[Case]:
@@ -59,7 +60,7 @@ def _cases(
     problem = workload.problem(topology.ranks)
     if problem:
         raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
-    for system in _systems(experiment, context.filters.systems):
+    for system in _systems(experiment, reading, context.filters.systems):
         yield Case(
             suite=context.suite.name,
             experiment=experiment.name,
@@ -117,10 +118,10 @@ def ranks_of(size: str) -> int:
     return prod(map(int, size.split("x")))
 
 
-def _systems(experiment: JobExperiment, asked: Sequence[str]) -> list[str]:
-    """An experiment's own, or those that the filter names that train jobs."""
+def _systems(experiment: JobExperiment, reading: JobReading, asked: Sequence[str]) -> list[str]:
+    """An experiment's own under a reading, or those that the filter names that train jobs."""
     if not asked:
-        return list(experiment.systems)
+        return list(dict.fromkeys(reading.instead.get(name, name) for name in experiment.systems))
     from moebench.systems.job_registry import NAMES, get
 
     return [get(name).name for name in dict.fromkeys(asked) if name.split("+")[0] in NAMES]

@@ -25,7 +25,8 @@ Counts = Annotated[list[Count], Field(min_length=1)]
 class JobReadingFile(Strict):
     """A way to lay the jobs out that the paper does not contradict; the first one is the default.
 
-    Lists with several numbers have one for each model, of `global_batches` one for each size.
+    Lists with several numbers have one for each model, of `global_batches` one for each size. `instead`: system -> the
+    one that runs in its place under this reading.
     """
 
     name: Name
@@ -35,6 +36,7 @@ class JobReadingFile(Strict):
     chunks: Annotated[int, Field(ge=1, le=1024)] = 1
     layers: list[Count] = Field(default_factory=list)
     skew: Annotated[Number, Field(ge=0, le=MOST_SKEW)] = 0.0
+    instead: dict[SystemName, SystemName] = Field(default_factory=dict)
 
 
 class JobFigureFile(Strict):
@@ -80,6 +82,9 @@ class JobExperimentFile(Described):
                 if len(given) not in allowed:
                     has = f"{what} has {len(given)} numbers, there are {len(wanted)} {of}"
                     raise fault(f"reading {reading.name}: {has}")
+            for system in reading.instead:
+                if system not in self.systems:
+                    raise fault(one_of(f"system of reading {reading.name}", system, self.systems))
         names = [reading.name for reading in self.readings]
         for name in names:
             if names.count(name) > 1:

@@ -200,6 +200,7 @@ class JobReading:
         global_batches: sequences of a step: one number, or one a size.
         stages, layers: one number, or one a model; no layers: as many as the model has.
         micro_batch, chunks, skew: as of `moebench.workloads.job.JobWorkload`.
+        instead: system -> the one that runs in its place under this reading.
     """
 
     name: str
@@ -209,6 +210,7 @@ class JobReading:
     chunks: int = 1
     layers: tuple[int, ...] = ()
     skew: float = 0.0
+    instead: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ class Reading:
     name: str
     gpu: str
     is_default: bool
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -69,6 +70,7 @@ class _Table:
     engine: str
     rows: Mapping[tuple[str, str], Row]
     used: list[str] = field(default_factory=list)
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     def row(self, point: Point, system: str, metric: str = TIME) -> Row | None:
         """The row of one case."""
@@ -91,7 +93,7 @@ class _Table:
 
     def values(self, point: Point, systems: Sequence[str], metric: str, draws: int) -> np.ndarray | None:
         """By draw, NaN where it runs out of memory; None where there is no row."""
-        system = self.best(point, systems)
+        system = self.best(point, [self.instead.get(name, name) for name in systems])
         if system is None:
             return None
         time, row = self.row(point, system), self.row(point, system, metric)
@@ -112,11 +114,12 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     if not isinstance(experiment, JobExperiment):
         raise CantAnswer(f"experiment {experiment.name} is not about jobs")
     tables = _tables(evidence, experiment)
-    distinct: dict[tuple[Point, ...], Reading] = {}  # readings that come to the same points count once
+    # Readings that come to the same points of the same systems count once.
+    distinct: dict[tuple[tuple[Point, ...], tuple[str, ...]], Reading] = {}
     for reading, points in _readings(claim, experiment):
-        distinct.setdefault(tuple(points), reading)
+        distinct.setdefault((tuple(points), tuple(_meant(claim, experiment, reading))), reading)
     found, lacking = [], 0
-    for own, reading in distinct.items():
+    for (own, _), reading in distinct.items():
         try:
             condition, absent = _condition(claim, experiment, reading, own, tables)
         except CantAnswer:
@@ -128,7 +131,7 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
             found.append(condition)
     if not found or not found[0].assumption.is_default:
         raise CantAnswer("none of its cases under the default reading was run")
-    return Obtained(tables.engine, tuple(found), len(distinct), len(next(iter(distinct))), lacking)
+    return Obtained(tables.engine, tuple(found), len(distinct), len(next(iter(distinct))[0]), lacking)
 
 
 def _tables(evidence: Evidence, experiment: JobExperiment) -> _Table:
@@ -160,7 +163,7 @@ def _readings(claim: Claim, experiment: JobExperiment) -> Iterable[tuple[Reading
             if not points:
                 raise CantAnswer(f"experiment {experiment.name} has no case of the claim's scope")
             assumed = "" if not others else ("as assumed first" if own is papers else own[0])
-            yield Reading(reading.name, assumed, place == 0 and own is papers), points
+            yield Reading(reading.name, assumed, place == 0 and own is papers, reading.instead), points
 
 
 def _points(
@@ -178,6 +181,15 @@ def _points(
                     if named(claim, "global_batch", (workload.global_batch,)):
                         found.append(Point(workload, size, f"{size}-{gpu}"))
     return found
+
+
+def _meant(claim: Claim, experiment: JobExperiment, reading: Reading) -> Iterable[str]:
+    """Every system that has a part in a claim under a reading, as far as the suite knows it."""
+    for name, scope in ((claim.system, claim.scope), (claim.baseline, {}), (experiment.normalised_to, {})):
+        try:
+            yield from (reading.instead.get(one, one) for one in _systems(experiment, name, scope)) if name else ()
+        except CantAnswer:
+            continue
 
 
 def _systems(experiment: JobExperiment, name: str, scope: Mapping[str, str]) -> Sequence[str]:
@@ -199,6 +211,7 @@ def _condition(
 ) -> tuple[Condition | None, int]:
     """The claim's value under a reading, and how many of its points lack rows."""
     table.used.clear()
+    table.instead = reading.instead
     draws = max((len(row.draws) for row in table.rows.values()), default=1) or 1
     found, missing = [], []
     for point in points:

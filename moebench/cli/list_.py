@@ -22,14 +22,23 @@ def systems() -> Entries:
     """Systems, with where their technique comes from; of other packages' also those that can't be used, and why."""
     from moebench.cli.left_out import tell_left_out
     from moebench.plugins import vet
-    from moebench.systems import registry
+    from moebench.systems import job_registry, model_registry, registry
 
     vet(registry.names())
     tell_left_out()
-    return [
-        {"name": name, "title": s.title, "package": registry.package_of(name) or "moebench", "source": s.source}
+    found = [
+        {"name": name, "title": s.title, "runs": "layers", "package": registry.package_of(name) or "moebench",
+         "source": s.source}
         for name, s in registry.systems().items()
-    ]
+    ]  # fmt: skip
+    known = {entry["name"] for entry in found}
+    for runs, other in (("models", model_registry), ("training jobs", job_registry)):
+        for name in other.NAMES:
+            if name not in known:
+                one = other.get(name)  # type: ignore[attr-defined]
+                found.append({"name": name, "title": one.title, "runs": runs, "package": "moebench",
+                              "source": one.source})  # fmt: skip
+    return found
 
 
 def gates() -> Entries:

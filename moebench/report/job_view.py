@@ -5,6 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from moebench.claims.evidence import Evidence
+from moebench.claims.job_query import obtain
+from moebench.claims.reported import UNITS
 from moebench.claims.scoreboard import Score
 from moebench.report.kernel_figures import kernel_figure
 from moebench.report.model_figures import speedups
@@ -53,7 +56,10 @@ def experiment_view(
         "layer": _what_is_run(experiment),
         "answer": _answer(experiment, steps, baseline),
         "figures": _figures(experiment, steps, baseline),
-        "tables": [_table(own, MEMORY, "What a rank of the fullest stage holds")],
+        "tables": [
+            *_gap(folder, experiment, own, scores),
+            _table(own, MEMORY, "What a rank of the fullest stage holds"),
+        ],
         "not_published": experiment.not_published,
         "caveats": (*experiment.caveats, WHERE),
         "cases": _table(own, TIMES, "Every case", has_notes=True),
@@ -92,13 +98,14 @@ def _answer(experiment: JobExperiment, steps: pd.DataFrame, baseline: str) -> st
     values = found["speedup"].to_numpy(dtype=float)
     spread = number(values[0]) if len(values) == 1 else f"{number(values.min())} to {number(values.max())}"
     points = "one point" if len(values) == 1 else f"{len(values)} points"
-    return f"{experiment.systems[0]} is {spread} times as fast as {baseline} at {points}."
+    return f"{_said_system(experiment.systems[0])} is {spread} times as fast as {_said_system(baseline)} at {points}."
 
 
 def _figures(experiment: JobExperiment, steps: pd.DataFrame, baseline: str) -> list[Figure]:
     found = speedups(steps[steps["is_default"].astype(bool)], baseline, POINT) if baseline else steps[:0]
     if found.empty:
         return []
+    answer = _answer(experiment, steps, baseline)
     sizes = found["topology"].astype(str).str.partition("-")
     points = pd.DataFrame(
         {
@@ -121,19 +128,83 @@ def _figures(experiment: JobExperiment, steps: pd.DataFrame, baseline: str) -> l
         f"{experiment.title}: speedups of the default reading",
         frozenset(("sequences", f"speedup over {baseline}", "5–95 %")),
     )  # fmt: skip
-    names = list(dict.fromkeys(found["system"].astype(str)))
-    label = f"speedup over {baseline}"
+    short = _short_names(experiment)
+    points["implementation"] = points["implementation"].map(lambda name: short.get(name, name))
+    names = list(dict.fromkeys(points["implementation"]))
+    label = f"speedup over {' '.join(short.get(baseline, baseline).split())}"
     return [
         figure(
             f"jobs-{experiment.name}",
-            f"Speedup over {baseline}",
-            _answer(experiment, steps, baseline) or experiment.question,
-            f"Time of {baseline} over time of each system, simulated; lines are 5 to 95 % of the draws. The model, "
-            "then nodes x GPUs; a panel is a node type.",
+            label.capitalize(),
+            answer or experiment.question,
+            f"Time of {_said_system(baseline)} over time of each system, simulated; lines are 5 to 95 % of the draws. "
+            "The model, then nodes x GPUs; a panel is a node type.",
             lambda narrow: kernel_figure(points, label, names, None, narrow),
             table,
         )
     ]
+
+
+MOST_LETTERS = 16  # of a name in a legend
+
+
+def _short_names(experiment: JobExperiment) -> dict[str, str]:
+    """Long names as a legend has room for them: the paper's word, or options without what all have, a line each."""
+    words = {system: word for own in experiment.variants.values() for word, system in own.items()}
+    found = {name: word for name, word in words.items() if len(word) <= MOST_LETTERS}
+    is_one = len({name.partition("+")[0] for name in experiment.systems}) == 1
+    for name in experiment.systems:
+        stem, *options = name.split("+")
+        if len(name) > MOST_LETTERS:
+            found.setdefault(name, "\n".join(options if is_one and options else [stem, *options]))
+    return found
+
+
+def _said_system(name: str) -> str:
+    """A name in words, which a narrow page can break."""
+    stem, *options = name.split("+")
+    return f"{stem} with {', '.join(options)}" if options else stem
+
+
+PARTS = ("attention_and_gemm", "exposed_comm", "other")
+
+
+def _gap(
+    folder: RunFolder, experiment: JobExperiment, own: pd.DataFrame, scores: Sequence[Score]
+) -> list[Table]:
+    """How many times as long each part of a step would have to take, alone, for the reported time; none without one."""
+    values = {name: _by_case(own, name) for name in (*PARTS, "iteration_time")}
+    rows = []
+    for score in scores:
+        claim = score.claim
+        is_time = claim.metric == "iteration_time" and claim.experiment == experiment.name
+        if not is_time or score.obtained is None or isinstance(claim.value, str):
+            continue
+        case = obtain(claim, folder.suite, Evidence.of(folder)).conditions[0].cases[0]
+        found = {name: values[name].get(case) for name in (*PARTS, "iteration_time")}
+        if any(value is None or pd.isna(value) for value in found.values()):
+            continue
+        step_s = float(found["iteration_time"] or 0.0)
+        missing_s = claim.value * UNITS[claim.unit][1] - step_s
+        factors = [_factor(float(found[name] or 0.0), missing_s) for name in PARTS]
+        rows.append([claim.id, case, number(claim.value), number(step_s), *factors])
+    if not rows:
+        return []
+    headings = ["reported, s", "obtained, s", "products", "exposed", "other"]
+    title = "For the reported time, one part alone would have to take so many times as long"
+    return [Table(["number", "case", *headings], rows, title, frozenset(headings))]
+
+
+def _by_case(own: pd.DataFrame, metric: str) -> dict[str, float]:
+    part = own[own["metric"] == metric]
+    return dict(zip(part["case"].astype(str), part["value"]))
+
+
+def _factor(part_s: float, missing_s: float) -> str:
+    """What a part of a step is to be multiplied with to add so much."""
+    if part_s <= 0 or part_s + missing_s <= 0:
+        return "–"
+    return times(1 + missing_s / part_s)
 
 
 def _table(own: pd.DataFrame, columns: Sequence[tuple[str, str, Any]], title: str, has_notes: bool = False) -> Table:

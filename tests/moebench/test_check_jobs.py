@@ -97,7 +97,7 @@ def test_a_system_that_cannot_train_the_small_model_is_unsupported():
     """With what stands in the way."""
     (status,) = check_jobs._tried(["megascale+attention=tp"])
     assert status.status == "unsupported"
-    assert "overlap=inter: operators are listed for attention=sp" in status.reason
+    assert "overlap=intra: operators are listed for attention=sp" in status.reason
 
 
 def test_the_model_has_what_can_go_wrong():

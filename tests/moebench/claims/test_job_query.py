@@ -133,6 +133,18 @@ def test_settings_of_one_system_by_what_the_claim_calls_them(name, wanted):
     assert judged(name, times).obtained == pytest.approx(wanted)
 
 
+def test_a_reading_may_take_other_systems():
+    """Steps of the ablation with the experts' rows by all-to-all, where the paper's rule has it."""
+    def times(case):
+        return 10.0 if "attention=tp" in case.system else 5.0 if "experts=ep" in case.system else 8.0
+
+    found = judged("megascale-ablation-inter", times)
+    assert found.obtained == pytest.approx(1.25)
+    assert {entry["reading"]: entry["nominal"] for entry in found.conditions} == {"one-sequence": 1.25, "by-rule": 2.0}
+    last = judged("megascale-ablation-intra", times)
+    assert [entry["reading"] for entry in last.conditions] == ["one-sequence"]  # the other reading says the same of it
+
+
 def test_reductions_of_memory():
     """Off against on, of either model."""
     held = {"mixtral-8x7b": 0.6, "mixtral-8x22b": 0.25}

@@ -69,19 +69,20 @@ def test_sums_leave_beside_the_backward_and_parameters_come_beside_the_forward()
 
 def test_uneven_routing_takes_a_program_a_rank_of_a_node():
     """Not one a GPU; the first expert's rank computes most."""
-    stage = of(case_of(skew=1.0)).stages[0]
+    stage = of(case_of("megascale+overlap=inter", skew=1.0, stages=1)).stages[0]
     assert [len(stage.programs[part]) for part in PARTS] == [8] * 4
     rows = [sum(op.flops for op in one.ops if op.region == "experts") for one in stage.programs[FORWARD]]
     assert rows == sorted(rows, reverse=True)
     assert rows[0] > 2 * rows[-1]
     assert stage.programs[CLOSING][3].stands_for == range(3, 32, 8)
-    even = sum(op.flops for op in of(case_of()).stages[0].programs[FORWARD][0].ops if op.region == "experts")
+    (plain,) = of(case_of("megascale+overlap=inter", stages=1)).stages
+    even = sum(op.flops for op in plain.programs[FORWARD][0].ops if op.region == "experts")
     assert sum(rows) / 8 == pytest.approx(even, rel=0.01)
 
 
 def test_ranks_that_see_more_keys_are_traced_each():
     """Context parallel attention: later ranks compute more, with even routing too."""
-    found = of(case_of("megascale+attention=cp+overlap=none")).stages[0].programs[FORWARD]
+    found = of(case_of("megascale+attention=cp+overlap=none", stages=1)).stages[0].programs[FORWARD]
     work = [sum(op.flops for op in one.ops if op.region == "attention") for one in found]
     assert len(work) == 8
     assert work == sorted(set(work))
