@@ -46,10 +46,10 @@ FIG_9: dict[str, Callable[[int, float, int, float], float]] = {
 SELECTIVE = ("hidden", "qkv_a2a", "attn", "ln2_in", "fc1_out", "fc3_out")
 KEPT = {"all": tuple(name for name in FIG_9 if name != "next_hidden"), "selective": SELECTIVE}
 # What is kept besides under either choice: one number a row or a route, the router's probabilities, a shared expert's
-# two products.
+# two products, queries and keys before norms of heads.
 BESIDES = (
     *("inverse1", "inverse2", "lse", "probs_TE", "experts_TK", "shares_M", "rows_WK", "ends_L", "weights_N"),
-    *("shared1_out", "shared3_out"),
+    *("shared1_out", "shared3_out", "query_raw", "query_inverse", "key_raw", "key_inverse"),
 )
 
 

@@ -175,7 +175,20 @@ def g_turn(s: State) -> None:
     """q and k turned back."""
     parts = unpack_heads(s.land("g_qkv"), s.shape, s.group.size)
     q, k, v = (merge_heads(one, s.group.size).flatten(0, 1) for one in parts)
-    s["g_qkv"] = torch.cat([turned(s, q, True), turned(s, k, True), v], 1)
+    q, k = g_normed(s, turned(s, q, True), "query"), g_normed(s, turned(s, k, True), "key")
+    s["g_qkv"] = torch.cat([q, k, v], 1)
+
+
+def g_normed(s: State, g_TC: torch.Tensor, which: str, of_chunk: str = "") -> torch.Tensor:
+    """Before the norms of heads, where there are; the gradients of their weights add up over chunks."""
+    if not s.shape.qk_norm:
+        return g_TC
+    name = f"{which}_norm"
+    raw, inverse = (s.tensors.pop(f"{which}_{what}{of_chunk}") for what in ("raw", "inverse"))
+    g, d_norm = rms_norm_backward(g_TC.reshape(raw.shape), raw, s.weights[name], inverse)
+    before = s.gradients.get(name)
+    s.gradients[name] = d_norm if before is None else before + d_norm
+    return g.view(g_TC.shape)
 
 
 def g_project(s: State) -> None:

@@ -145,7 +145,9 @@ def g_project(s: State, chunk: int) -> None:
     name = f"g_qkv.{chunk}"
     parts = unpack_heads(s.land(name), s.shape, s.group.size)
     q, k, v = (merge_heads(one, s.group.size).flatten(0, 1) for one in parts)
-    s[name] = torch.cat([turned(s, q, True, chunk), turned(s, k, True, chunk), v], 1)
+    q = whole.g_normed(s, turned(s, q, True, chunk), "query", f".{chunk}")
+    k = whole.g_normed(s, turned(s, k, True, chunk), "key", f".{chunk}")
+    s[name] = torch.cat([q, k, v], 1)
     s[f"g_ln1_out.{chunk}"] = torch.mm(s[name], s.weights["qkv_DC"].t())
 
 

@@ -35,8 +35,8 @@ def project(s: State, chunk: int) -> None:
     x_TD = s["ln1_out"].chunk(s.chunks)[chunk]
     s[f"qkv.{chunk}"] = torch.mm(x_TD, s.weights["qkv_DC"])
     q_TC, k_TC, _ = s[f"qkv.{chunk}"].split([s.shape.queries, s.shape.keys, s.shape.keys], 1)
-    s[f"q_rope.{chunk}"] = whole.turned(s, q_TC, chunk=chunk)
-    s[f"k_rope.{chunk}"] = whole.turned(s, k_TC, chunk=chunk)
+    s[f"q_rope.{chunk}"] = whole.turned(s, whole.normed(s, q_TC, "query", f".{chunk}"), chunk=chunk)
+    s[f"k_rope.{chunk}"] = whole.turned(s, whole.normed(s, k_TC, "key", f".{chunk}"), chunk=chunk)
 
 
 def start_qkv(s: State, chunk: int) -> None:

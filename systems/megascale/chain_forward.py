@@ -31,7 +31,17 @@ def project(s: State) -> None:
 def turn(s: State) -> None:
     """q_rope and k_rope."""
     q_TC, k_TC, _ = s["qkv"].split([s.shape.queries, s.shape.keys, s.shape.keys], 1)
-    s["q_rope"], s["k_rope"] = turned(s, q_TC), turned(s, k_TC)
+    s["q_rope"] = turned(s, normed(s, q_TC, "query"))
+    s["k_rope"] = turned(s, normed(s, k_TC, "key"))
+
+
+def normed(s: State, x_TC: Tensor, which: str, of_chunk: str = "") -> Tensor:
+    """Heads of rows normed, where the model norms them; they are kept as they were, with their inverse roots."""
+    if not s.shape.qk_norm:
+        return x_TC
+    raw = s[f"{which}_raw{of_chunk}"] = x_TC.reshape(-1, s.shape.head_size)
+    y, s[f"{which}_inverse{of_chunk}"] = rms_norm_with_inverse(raw, s.weights[f"{which}_norm"], s.shape.eps)
+    return y.view(x_TC.shape)
 
 
 def turned(s: State, x_TC: Tensor, inverse: bool = False, chunk: int | None = None) -> Tensor:

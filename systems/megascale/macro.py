@@ -32,7 +32,7 @@ class ListedLayer(DecoderLayer):
         chunks: as of `DecoderLayer`; the lists are then those of chain_chunks_forward.py and chain_chunks_backward.py.
 
     Raises:
-        InputError: as `DecoderLayer`; another `keep`; norms of heads, which the lists have not.
+        InputError: as `DecoderLayer`; another `keep`; experts that are not listed.
     """
 
     def __init__(
@@ -50,8 +50,6 @@ class ListedLayer(DecoderLayer):
     ) -> None:
         if keep not in KEPT:
             raise one_of("tensors to keep", keep, KEPT)
-        if shape.qk_norm:
-            raise InputError("qk_norm: the listed layer has no norms of heads; DecoderLayer has")
         super().__init__(
             shape, sequence, batch, group, "sp", experts_by, device, dtype, chunks, capacity_factor=capacity_factor
         )

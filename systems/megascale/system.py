@@ -118,8 +118,6 @@ class MegaScale:
         if told.overlap != "none" and (by[0] != "sp" or by[1] not in listed):
             known = f"attention=sp and experts={' or '.join(listed)}"
             return f"overlap={told.overlap}: operators are listed for {known}, not for {by[0]} and {by[1]}"
-        if told.overlap != "none" and model.shape.qk_norm:
-            return f"overlap={told.overlap}: the listed layer has no norms of heads, as model {model.name} has"
         if told.factor is not None and told.cuts > 1:
             return f"capacity={told.capacity}: devices drop in one chunk only, not under overlap=intra"
         if told.factor is not None and by[1] != "ep-ag":

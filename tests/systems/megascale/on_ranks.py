@@ -289,7 +289,8 @@ def the_listed_layer_equals_the_definition(group):
     more += [("shared", "selective", None, 2), ("crowded", "selective", None, 2)]
     ways = [(*case, {}) for case in cases] + [(*case[:3], {"chunks": case[3]}) for case in more]
     ways += [("shared", keep, None, {"experts_by": "ep-a2a"}) for keep in KEPT]
-    ways += [("crowded", "selective", None, {"experts_by": "ep-a2a"})]
+    ways += [("crowded", "selective", None, {"experts_by": "ep-a2a"}), ("normed", "all", None, {})]
+    ways += [("normed", "selective", None, {"chunks": 2})]
     for name, keep, factor, how in ways:
         shape, weights, x, upstream = whole(name)
         layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64, capacity_factor=factor, **how)

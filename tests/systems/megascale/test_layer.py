@@ -110,9 +110,10 @@ def test_fig_9_adds_up_to_the_printed_formulas(model, of_all, of_selective):
 
 
 def test_what_the_listed_layer_has_not_is_refused():
-    """Norms of heads, and another choice of what to keep."""
-    with pytest.raises(InputError, match="qk_norm: the listed layer has no norms of heads"):
-        ListedLayer(replace(SHAPE, qk_norm=True), 8, 4, described_group(1))
+    """Another choice of what to keep, experts by width, chunks with experts by all-to-all."""
+    for how in ({"experts_by": "tp"}, {"experts_by": "ep-a2a", "chunks": 2}):
+        with pytest.raises(InputError, match="operators are listed for experts ep-ag, and in one chunk for ep-a2a"):
+            ListedLayer(SHAPE, 8, 4, described_group(1), **how)
     with pytest.raises(InputError, match="unknown tensors to keep 'none'"):
         ListedLayer(SHAPE, 8, 4, described_group(1), "none")
     with pytest.raises(ValueError, match="keep is 'some'; choose one of all, selective"):
