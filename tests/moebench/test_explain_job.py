@@ -1,6 +1,7 @@
 """Jobs taken apart: operators and waits add up to the step; the pipeline as a timeline."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -45,6 +46,6 @@ def test_the_timeline_has_every_micro_batch_of_every_stage():
         assert sum(event["cat"] == "backward" for event in own) == 16
         assert sum(event["cat"] == "step end" for event in own) == 1
         ends = sorted((event["ts"], event["ts"] + event["dur"]) for event in own)
-        assert all(after[0] >= before[1] - 1e-6 for before, after in zip(ends, ends[1:]))
+        assert all(after[0] >= before[1] - 1e-6 for before, after in pairwise(ends))
     last = max(event["ts"] + event["dur"] for event in slices)
     assert last == pytest.approx(1e3 * document["otherData"]["step_ms"])
