@@ -161,6 +161,9 @@ class JobSystem(Protocol):
     def spread(self, layout: JobLayout) -> Spread | str:
         """How many ranks share what; or why the numbers do not go, naming keys and numbers."""
 
+    def settings(self, model: DecoderModel, node_ranks: int) -> Sequence[str]:
+        """Names of this system with the options that a planner tries for a model on nodes of so many ranks."""
+
     def supports(self, model: DecoderModel, layout: JobLayout) -> str | None:
         """None, or why this system can't train the model so, naming keys and numbers."""
 

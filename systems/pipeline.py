@@ -95,10 +95,19 @@ def schedule(stages: int, microbatches: int, chunks: int = 1) -> list[list[Work]
     return [_order(stage, stages, microbatches, chunks) for stage in range(stages)]
 
 
+def most_at_once(stages: int, microbatches: int, chunks: int = 1) -> int:
+    """Forwards of chunks whose backwards are to come, the most that the first stage has at a time."""
+    return min(_warm_up(0, stages, chunks) + 1, microbatches * chunks)
+
+
+def _warm_up(stage: int, stages: int, chunks: int) -> int:
+    """Forwards before the first backward's own."""
+    return stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
+
+
 def _order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Work]:
     total = microbatches * chunks
-    first = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
-    first = min(first, total)
+    first = min(_warm_up(stage, stages, chunks), total)
 
     def work(direction: str, place: int) -> Work:
         """Stages take p micro-batches through one chunk, then the same through the next chunk, then the next p."""

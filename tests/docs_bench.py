@@ -17,7 +17,8 @@ from tests.workloads.files import suite_text, topology_text, written
 
 ROOT = Path(__file__).parent.parent
 _MEASURED = "validation-amd-epyc-family-25-model-17-2-threads/2x2"
-_LONG = {"run": "--dry-run"}  # minutes, or ranks: everything up to the first case is done, and nothing is written
+# Minutes, or ranks: everything up to the first case is done, and nothing is written.
+_LONG = {"run": "--dry-run", "plan": "--dry-run"}
 _NEVER = {"calibrate"}  # minutes of measuring: the options are checked alone
 _STANDS_FOR = {"batched": "tutel"}  # a system of the reader's own
 SMOKE = "moebench run --suite smoke --gate switch --batch-size 1 --topology 2x2-titan-rtx --out runs/first"

@@ -15,6 +15,7 @@ from moebench.workloads.errors import InputError
 # Verb -> its one line of help. The verb lives in moebench/cli/<verb>.py as `command`.
 VERBS = {
     "run": "Run a suite, judge the paper's claims, write the report.",
+    "plan": "Which parallel setting trains a model fastest on a cluster, and why not the others.",
     "launch": "How to start a suite on a real cluster: torchrun and sbatch lines.",
     "claims": "Scoreboard: what was reported, what was obtained, the verdict and why.",
     "list": "What there is: suites, systems, gates, kernels, models, topologies, hardware, claims, ...",

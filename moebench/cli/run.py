@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import click
@@ -140,7 +141,7 @@ def command(
             from moebench.cluster.emulation import measured
 
             engine, filters["topology"] = measured(place, topology, engine, filters["topology"])
-        ready = _prepared(suite, engine, _settings(settings, rates), quick, filters)
+        ready = _prepared(suite, engine, settings_of(settings, rates), quick, filters)
         _check_measured(settings, ready)
         _check_timeout(timeout_s, ready.cases)
         _check_spending(spending, ready.cases)
@@ -199,7 +200,7 @@ def _prepared(suite: str, engine: str, settings: dict[str, str], quick: bool, fi
     return ready
 
 
-def _settings(settings: Sequence[str], rates: "Mapping[str, str]") -> dict[str, str]:
+def settings_of(settings: Sequence[str], rates: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """What --set says, besides what --emulate's options mean."""
     found = dict(rates)
     for text in settings:

@@ -118,7 +118,8 @@ def composed(
         InputError: the machine lacks a parameter.
     """
     stages = tuple(_stage_time(stage, topology, values, timelines) for stage in trace.stages)
-    transfer_s = _transfer_s(trace, layout, topology, values)
+    nbytes = max(stage.output_bytes for stage in trace.stages)
+    transfer = transfer_s(nbytes, trace.spread.ranks, layout, topology, values)
     costs = [
         StageCost(
             forward_s=stages[role].parts[FORWARD].time_s,
@@ -129,10 +130,10 @@ def composed(
         )
         for role in trace.roles
     ]
-    timeline = compose(costs, layout.stages, trace.spread.microbatches, layout.chunks, transfer_s)
+    timeline = compose(costs, layout.stages, trace.spread.microbatches, layout.chunks, transfer)
     steady = [float(stage.of_microbatch("time_s")[0]) for stage in stages]
     work = [sum(steady[role] for role in trace.roles[place :: layout.stages]) for place in range(layout.stages)]
-    return JobTime(trace, layout, stages, transfer_s, timeline, work.index(max(work)))
+    return JobTime(trace, layout, stages, transfer, timeline, work.index(max(work)))
 
 
 def _stage_time(stage: StageTrace, topology: Topology, values: Values, timelines: bool) -> StageTime:
@@ -193,17 +194,20 @@ def _products_s(catalogue: Catalogue, number: int, machine: Machine) -> np.ndarr
     return op_costs(catalogue.ops, machine).device_s[np.array(places, dtype=np.intp)].sum(axis=0)
 
 
-def _transfer_s(trace: JobTrace, layout: JobLayout, topology: Topology, values: Values) -> np.ndarray:
-    """The rows of a micro-batch from the ranks of a stage to their neighbours of the next, all ranks at once."""
+def transfer_s(nbytes: int, ranks: int, layout: JobLayout, topology: Topology, values: Values) -> np.ndarray:
+    """The rows of a micro-batch from the n ranks of a stage to their neighbours of the next, all ranks at once.
+
+    Where some stages follow one another inside a node and others not, the way between nodes is taken for all.
+    """
     draws = max((np.size(value) for value in values.values()), default=1)
-    nbytes = max(stage.output_bytes for stage in trace.stages)
     if layout.stages * layout.chunks == 1 or not nbytes:
         return np.zeros(draws)
-    ranks = trace.spread.ranks
-    pair = Collective("all_to_all", "pipeline", (0, ranks), None, (0, nbytes), (0, 0))
-    rows: list[tuple[Sequence[int], Sequence[int]]] = [((0,), (0, nbytes)), ((ranks,), (0, 0))]
-    sharing = min(ranks, topology.gpus_per_node)
-    return np.zeros(draws) + collective_time_s(pair, topology, values, rows, sharing)
+    node = topology.gpus_per_node
+    edges = [(stage * ranks, (stage + 1) * ranks) for stage in range(layout.stages - 1)] or [(0, ranks)]
+    sender, receiver = next(((a, b) for a, b in edges if a // node != b // node), edges[0])
+    pair = Collective("all_to_all", "pipeline", (sender, receiver), None, (0, nbytes), (0, 0))
+    rows: list[tuple[Sequence[int], Sequence[int]]] = [((sender,), (0, nbytes)), ((receiver,), (0, 0))]
+    return np.zeros(draws) + collective_time_s(pair, topology, values, rows, min(ranks, node))
 
 
 @dataclass(frozen=True)

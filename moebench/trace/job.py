@@ -129,7 +129,7 @@ def _stage(name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool
     assert isinstance(spread, Spread)
     before = outstanding()
     try:
-        one = _Rank(system, workload, layout, spread, ends, is_end)
+        one = RankTracer(system, workload, layout, spread, ends, is_end)
         ends_of = {_alike(one(place, layers=1).ops) for place in (0, spread.ranks - 1)}  # which differ most
         seen = {place: one(place) for place in range(1 if len(ends_of) == 1 else spread.ranks)}
     except UnansweredRead as error:
@@ -140,7 +140,7 @@ def _stage(name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """What one rank of a stage runs and holds; `trace` has the memory, and no programs."""
 
     ops: dict[str, tuple[Op, ...]]
@@ -162,7 +162,7 @@ def _sizes(op: Op) -> object:
     return one and (one.algorithm, one.group, one.bytes_per_peer, one.send_bytes, one.receive_bytes)
 
 
-class _Rank:
+class RankTracer:
     """Traces one rank of a stage after another."""
 
     def __init__(
@@ -177,19 +177,20 @@ class _Rank:
         self.system, self.workload, self.layout, self.spread = system, workload, layout, spread
         self.ends, self.is_end = ends, is_end
 
-    def __call__(self, index: int, layers: int = 0) -> _Seen:
+    def __call__(self, index: int, layers: int = 0) -> Seen:
         """Rank `index` of a stage, or of one that has fewer layers."""
+        stage = self.built(index, layers)
         decoder, layout = self.workload.decoder, self.layout
         shares = [float(expert + 1) ** -self.workload.skew for expert in range(decoder.shape.experts)]
-        stage = self.system.stage(decoder, layout, self._place(index, layers))
         batch = self.spread.sequences(layout.micro_batch)
         with answering(self.system.reads(decoder, layout, shares, index)):
             found = _recorded(stage, self._data(stage, batch), self.is_end)
-        parameters, gradients, states = (
-            sum(one.nbytes for one in own) for own in (stage.parameters, stage.gradients, stage.states)
-        )
-        held = (parameters, gradients, states, found.kept_bytes, found.transient_bytes)
-        return _Seen(found.ops, StageTrace({}, *held, output_bytes=found.output_bytes), sum(held))
+        held = (*held_bytes(stage), found.kept_bytes, found.transient_bytes)
+        return Seen(found.ops, StageTrace({}, *held, output_bytes=found.output_bytes), sum(held))
+
+    def built(self, index: int, layers: int = 0) -> JobStage:
+        """The stage as a rank has it, on meta."""
+        return self.system.stage(self.workload.decoder, self.layout, self._place(index, layers))
 
     def _place(self, index: int, layers: int) -> StagePlace:
         ranks, pipeline, world = self.spread.ranks, self.spread.ranks * self.layout.stages, self.layout.world
@@ -213,6 +214,14 @@ class _Rank:
         rows = stage.empty_rows(len(ids), batch)
         x = stage.rows(ids) if is_first else torch.empty_like(rows, requires_grad=True)
         return x, stage.rows(ids) if is_last else None, None if is_last else rows
+
+
+def held_bytes(stage: JobStage) -> tuple[int, int, int]:
+    """Parameters, gradients and states of a rank."""
+    parameters, gradients, states = (
+        sum(one.nbytes for one in own) for own in (stage.parameters, stage.gradients, stage.states)
+    )
+    return parameters, gradients, states
 
 
 @dataclass(frozen=True)
@@ -263,12 +272,12 @@ def _from(ops: Sequence[Op], begin: int) -> tuple[Op, ...]:
     )
 
 
-def _together(seen: dict[int, _Seen], ranks: int, world: int) -> StageTrace:
+def _together(seen: dict[int, Seen], ranks: int, world: int) -> StageTrace:
     """The programs of all ranks of a stage, and the memory of the fullest one."""
     fullest = max(seen.values(), key=lambda one: one.peak_bytes).trace
     notes = (EVENLY,)
 
-    def program(place: int, one: _Seen, part: str) -> Program:
+    def program(place: int, one: Seen, part: str) -> Program:
         covered = range(world) if len(seen) == 1 else range(place, world, ranks)
         return Program(one.ops[part], place, world, covered, fullest.held_bytes, one.peak_bytes, notes)
 

@@ -1,11 +1,13 @@
 """`megascale` as a system that trains decoders: the ranks of a node share a layer, stages follow from node to node.
 
-    megascale+attention=sp+experts=ep-ag+overlap=intra+chunks=2+keep=selective+gradients=bf16-all-to-all+capacity=none
+    megascale+ranks=node+attention=sp+experts=ep-ag+overlap=intra+chunks=2
+    +keep=selective+gradients=bf16-all-to-all+capacity=none
 
-`overlap`: `none`, operators one after another as autograd has them; `inter`, the listed operators of section 4.2 (under
-`sp`, and `ep-ag` or `ep-a2a`); `intra`, those of `ep-ag` in so many `chunks` (section 4.3). `keep`: what is kept for
-the backward. `experts=ep` is the better of the two ways by the paper's rule. `gradients`: how the replicas sum them.
-`capacity`: of a device, in even shares.
+`ranks`: that share a layer, a node or an even part of one; no more than a node has are taken. `overlap`: `none`,
+operators one after another as autograd has them; `inter`, the listed operators of section 4.2 (under `sp`, and `ep-ag`
+or `ep-a2a`); `intra`, those of `ep-ag` in so many `chunks` (section 4.3). `keep`: what is kept for the backward.
+`experts=ep` is the better of the two ways by the paper's rule. `gradients`: how the replicas sum them. `capacity`: of a
+device, in even shares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +38,7 @@ SOURCE = "MegaScale-MoE, arXiv 2505.11432v3 (no code was released)"
 class Options:
     """What the name may say."""
 
+    ranks: str = "node"
     attention: str = "sp"
     experts: str = "ep-ag"
     overlap: str = "intra"
@@ -55,7 +58,9 @@ class Options:
         return None if self.capacity == "none" else float(self.capacity)
 
 
+NODE = "node"
 _CHOICES: Mapping[str, Sequence[str]] = {
+    "ranks": (NODE, "1", "2", "4", "8", "16", "32"),
     "attention": attention.STRATEGIES,
     "experts": (*experts.STRATEGIES, BY_RULE),
     "overlap": OVERLAPS,
@@ -97,12 +102,14 @@ class MegaScale:
 
     def spread(self, layout: JobLayout) -> Spread | str:
         """The ranks of a node share a micro-batch; the nodes of a pipeline follow one another."""
-        ranks, stages = layout.node_ranks, layout.stages
+        told, node, stages = self.options.ranks, layout.node_ranks, layout.stages
+        ranks = node if told == NODE else min(int(told), node)
+        if node % ranks:
+            return f"ranks = {ranks} that share a layer are no even part of a node of {node}"
         if layout.world % (ranks * stages):
-            return (
-                f"world = {layout.world} is not a multiple of node_ranks = {ranks} x stages = {stages}: "
-                "a stage is a node"
-            )
+            stage_is = "a node" if ranks == node else f"{ranks} ranks of a node"
+            which = f"node_ranks = {ranks}" if told == NODE else f"ranks = {ranks}"
+            return f"world = {layout.world} is not a multiple of {which} x stages = {stages}: a stage is {stage_is}"
         replicas = layout.world // (ranks * stages)
         together = replicas * layout.micro_batch
         if layout.global_batch % together:
@@ -110,10 +117,35 @@ class MegaScale:
             return f"global_batch = {layout.global_batch} is not a multiple of {parts}"
         return Spread(ranks, replicas, ranks, layout.global_batch // together)
 
+    def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
+        """Names with the options that are worth trying: ranks of a layer, strategies, overlap, what is kept."""
+        listed = [] if model.shape.qk_norm else [("sp", "ep-ag", "intra"), *(("sp", by, "inter") for by in EXPERTS)]
+        plain = [(by, experts_by, "none") for by in ("sp", "tp") for experts_by in experts.STRATEGIES]
+        known = {one[:2] for one in listed}
+        ways = listed + [one for one in plain if one[:2] not in known]
+        found = []
+        for ranks in [node_ranks, *(int(n) for n in reversed(_CHOICES["ranks"][1:]))]:
+            if ranks > node_ranks or node_ranks % ranks:
+                continue
+            # On one rank nothing travels, so that all strategies are one.
+            for attention_by, experts_by, overlap in ways[1 if listed else 0 :][:1] if ranks == 1 else ways:
+                of_layer = {"ranks": NODE if ranks == node_ranks else str(ranks), "attention": attention_by}
+                rest = {"experts": experts_by, "overlap": overlap}
+                found += [of_layer | rest | {"keep": keep} for keep in ("selective", "all")]
+        return tuple(dict.fromkeys(self._named(options) for options in found))
+
+    def _named(self, options: Mapping[str, str]) -> str:
+        """The name under these options, those left out that say what it is without them."""
+        said = {key: value for key, value in options.items() if value != getattr(self.options, key)}
+        return self.variant(said).name if said else self.name
+
     def supports(self, model: DecoderModel, layout: JobLayout) -> str | None:
         """None, or why not, naming keys and numbers."""
-        told = self.options
-        by = (told.attention, self._experts_by(model.shape, layout.node_ranks))
+        spread = self.spread(layout)
+        if isinstance(spread, str):
+            return spread
+        told, ranks = self.options, spread.ranks
+        by = (told.attention, self._experts_by(model.shape, ranks))
         listed = ("ep-ag",) if told.cuts > 1 else EXPERTS
         if told.overlap != "none" and (by[0] != "sp" or by[1] not in listed):
             known = f"attention=sp and experts={' or '.join(listed)}"
@@ -123,7 +155,7 @@ class MegaScale:
         if told.factor is not None and by[1] != "ep-ag":
             return f"capacity={told.capacity}: devices drop under experts=ep-ag only, not {by[1]}"
         return stage.problem(model) or layers.problem(
-            model.shape, layout.node_ranks, model.sequence, layout.micro_batch, by, told.cuts
+            model.shape, ranks, model.sequence, layout.micro_batch, by, told.cuts
         )
 
     def stage(
@@ -139,9 +171,10 @@ class MegaScale:
 
     def reads(self, model: DecoderModel, layout: JobLayout, shares: Sequence[float], index: int) -> Answer:
         """What a rank reads: rows of its experts, of tokens that every rank routes alike."""
-        tokens = model.sequence * layout.micro_batch // layout.node_ranks
-        routes = tokens * model.shape.top_k
-        return reads_of_shares(shares, routes, layout.node_ranks, index, self.options.cuts)
+        spread = self.spread(layout)
+        assert isinstance(spread, Spread)
+        routes = model.sequence * layout.micro_batch // spread.ranks * model.shape.top_k
+        return reads_of_shares(shares, routes, spread.ranks, index, self.options.cuts)
 
     def _experts_by(self, shape: DecoderShape, ranks: int) -> str:
         by = self.options.experts

@@ -76,6 +76,21 @@ class MegatronJob:
         name = "+".join([self.name, *(f"{key}={value}" for key, value in options.items())])
         return MegatronJob(name, self.title, self.source, self.version, chosen)
 
+    def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
+        """Names with the options that are worth trying: tensor- and expert-parallel ranks, attention, recomputation."""
+        degrees = [int(n) for n in _DEGREES[1:]]
+        most = min(model.shape.experts, max(degrees))
+        is_old = self.version == "0.10"
+        found: list[dict[str, str]] = []
+        for tensor in (n for n in degrees if node_ranks % n == 0):
+            for expert in (n for n in degrees if n <= most and (is_old or n % tensor == 0)):
+                shared = {"tensor": str(tensor), "expert": str(expert)}
+                found += [shared] if is_old or tensor == 1 else [shared, shared | {"chunks": "2"}]
+        if not is_old:
+            found += [{"expert": str(n), "attention": "ulysses"} for n in degrees if 1 < n <= most]
+        kept = [{}, *({"recompute": one} for one in RECOMPUTE[self.version] if one != self.options.recompute)]
+        return tuple(self.variant(options | more).name for options in found for more in kept)
+
     def spread(self, layout: JobLayout) -> Spread | str:
         """How many ranks share what; or why the numbers do not go, naming keys and numbers."""
         tensor, ranks = self._degrees(layout)
