@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks import calibration_repeats, lancet_results, nccl_tables, simgrid_check
+from benchmarks import calibration_repeats, lancet_results, nccl_tables, ring_results, simgrid_check
 from benchmarks.calibration_repeats import Repeat
 from benchmarks.rows_csv import read_rows
 from benchmarks.validation_results import (
@@ -48,7 +48,7 @@ def page(results: Mapping[str, list[Result]], repeats: Mapping[str, list[Repeat]
         parts += [f"## Ranks on {machine}", summary(judge(those)), _figure(), *_tables(those)]
         if found := (repeats or {}).get(machine):
             parts += ["### Does a calibration repeat?", calibration_repeats.markdown(found)]
-    parts += [*_whole_models(), _nccl(), _simgrid(), _READING]
+    parts += [*_whole_models(), *_rings(), _nccl(), _simgrid(), _READING]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -174,6 +174,15 @@ def _whole_models() -> list[str]:
     return parts
 
 
+def _rings() -> list[str]:
+    """A section a machine on which generation ran with experts in ring memory."""
+    parts: list[str] = []
+    for path in sorted(FOLDER.glob("ring-*.json")):
+        title = f"## Ring memory: generation with experts on disk on {path.stem.removeprefix('ring-')}"
+        parts += [title, _RINGS, ring_results.markdown(ring_results.read(path))]
+    return parts
+
+
 def _simgrid() -> str:
     if not simgrid_check.CSV.exists():
         return "## SimGrid\n\nNot run: `python -m benchmarks.simgrid_check`."
@@ -261,6 +270,11 @@ time that sending costs where ranks keep all cores busy; the model adds it to th
 _WHOLE_MODELS = """
 Written by `python -m benchmarks.lancet_measured`. The simulator is given the plans that the ranks ran. This validates
 the passes and the simulator; it judges no claim about GPUs.
+"""
+
+_RINGS = """
+Written by `python -m benchmarks.ring_inference`. What is compared is a formula and a program on one
+computer's processor and disk; it judges no claim about GPUs.
 """
 
 _NCCL_READING = """

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import ring_inference
+from benchmarks import ring_inference, ring_results
 from benchmarks.ring_inference import Way, knee, lead_in, predicted_ratio, ways_of, within
 from moebench.systems.moesys.expert_file import ExpertLayout
 from moebench.systems.moesys.hiding import LayerTimes
@@ -21,6 +21,11 @@ def test_every_way_is_measured_and_the_knee_is_named(tmp_path, capsys):
     for words in ("no offload", "when needed", "ring, K = 1", "ring, K = 3", "ring, K = 2, 1 kept", "knee: K = "):
         assert words in text
     (batch,) = json.loads(out.read_text())["batches"]
+    page = ring_results.markdown(ring_results.read(out))
+    assert "4 layers of 0 MiB of experts in float32" in page
+    assert [f"| {name} |" in page for name in ("no offload", "ring, K = 1", "ring, K = 3")] == [True] * 3
+    assert "Knee: K = " in page
+    assert "Furthest from the formula: " in page
     lines = {tuple(line["way"].values()): line for line in batch["lines"]}
     whole = lines["none", 4, 0]["held_bytes"]
     assert lines["none", 4, 0]["ratio"]["median"] == 1.0

@@ -77,6 +77,7 @@ def load_suite(name: str) -> Suite:
         seed=model.seed,
         source_path=str(path),
         figures=figures_of(model.figures, experiments, model.reported is not None, file.where),
+        needs=dict(model.needs),
     )
 
 

@@ -299,6 +299,7 @@ class Suite:
         reported: name of the CSV file of reported numbers in moebench.reported, or None.
         samples: draws of the uncertain parameters.
         figures: of the paper.
+        needs: by experiment or claim that is not built, what it would take.
     """
 
     name: str
@@ -310,3 +311,4 @@ class Suite:
     seed: int = 0
     source_path: str = ""
     figures: tuple[PaperFigure, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)

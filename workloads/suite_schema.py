@@ -344,6 +344,7 @@ class SuiteFile(Strict):
     seed: Seed = 0
     experiments: Annotated[list[ExperimentFile], Field(min_length=1)]
     figures: list[PaperFigureFile] = Field(default_factory=list)
+    needs: dict[Name, Text] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -351,4 +352,6 @@ class SuiteFile(Strict):
         for name in names:
             if names.count(name) > 1:
                 raise fault(f"two experiments are named {name!r}")
+            if name in self.needs:
+                raise fault(f"needs says what {name!r} would take, and the suite has that experiment")
         return self

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moebench.claims.evidence import Evidence
-from moebench.claims.exchange_scope import Choice, Point, conditions, exchanges_of, sides_of
+from moebench.claims.exchange_scope import GAIN, Choice, Point, conditions, exchanges_of, sides_of
 from moebench.claims.finding import NO_CASE, WORDS, words_over
 from moebench.claims.needs import Curves, needs, needs_words
 from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number, reduced, speedups
@@ -65,6 +65,8 @@ def _condition(
     draws = max(len(rows[p, side].draws) for p in points for side in sides) or 1
     ours, theirs = (np.array([drawn(rows[p, side], draws) for p in points]) for side in sides)
     values, missing = speedups(ours, theirs[None])
+    if claim.metric == GAIN:
+        values = values - 1
     topologies = tuple(dict.fromkeys(p.topology for p in points))
     cases = tuple(rows[p, side].case for p in points for side in sides)
     if claim.relation != "finding":

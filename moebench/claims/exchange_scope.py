@@ -1,6 +1,7 @@
 """Which exchanges a claim is about: its points under each assumption, and the names that papers give to exchanges.
 
-What a claim does not say of where it was measured is an assumption: the node type, and the payload. What it does say
+What a claim does not say of where it was measured is an assumption: the node type, and the payload (which `params` of a
+model whose shape is not known leaves open too). What it does say
 (`bytes=1e3..2e8`, `gpus=<256`, `node_type=...`) is its scope, over which it is judged as a whole.
 """
 
@@ -15,7 +16,8 @@ from moebench.workloads.exchange import EXCHANGES, size_words
 from moebench.workloads.suite import ExchangeExperiment, Suite
 
 SPEEDUPS = ("collective_speedup", "min_collective_speedup", "max_collective_speedup", "mean_collective_speedup")
-_KEYS = ("node_type", "nodes", "gpus_per_node", "gpus", "bytes", "dtype")
+GAIN = "communication_gain"  # a speedup less 1
+_KEYS = ("node_type", "nodes", "gpus_per_node", "gpus", "bytes", "dtype", "params")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def exchanges_of(claim: Claim, suite: Suite) -> ExchangeExperiment:
     experiment = experiment_of(claim, suite)
     if not isinstance(experiment, ExchangeExperiment):
         raise CantAnswer(f"experiment {experiment.name} is not about exchanges")
-    if claim.metric not in SPEEDUPS and not (claim.relation == "finding" and claim.value in WORDS):
+    if claim.metric not in (*SPEEDUPS, GAIN) and not (claim.relation == "finding" and claim.value in WORDS):
         raise CantAnswer(f"no query for the metric {claim.metric} yet")
     return experiment
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from moebench.claims import verdict as v
 from moebench.claims.evidence import Evidence
-from moebench.claims.exchange_scope import Choice, Point, sides_of
+from moebench.claims.exchange_scope import GAIN, Choice, Point, sides_of
 from moebench.claims.finding import words_over
-from moebench.claims.reported import RATIO, Claim
+from moebench.claims.reported import Claim
 from moebench.exchange_rows import FABRIC, NICS
 from moebench.workloads.exchange import size_words
 from moebench.workloads.machine import Topology
@@ -129,7 +129,7 @@ def holds(claim: Claim, speedups: np.ndarray) -> np.ndarray:
     """Whether a claim holds at each value, of points x values of speedups."""
     if claim.relation == "finding":
         return words_over(speedups) == claim.value
-    return v.reproduces(claim, speedups[0])
+    return v.reproduces(claim, speedups[0] - (claim.metric == GAIN))
 
 
 def needs(claim: Claim, points: Sequence[Point], curves: Curves, topologies: Mapping[str, Topology]) -> list[Need]:
@@ -193,7 +193,7 @@ def _searched(
     right = holds(claim, speedups)
     nearest = float(values[right][np.abs(np.log(values[right] / own)).argmin()]) if right.any() else None
     worst = speedups.max(axis=0) if claim.value == "slower" else speedups.min(axis=0)
-    target = float(claim.value) if claim.kind == RATIO else 1.0
+    target = float(claim.value) + (claim.metric == GAIN) if claim.relation != "finding" else 1.0
     closest = int(np.abs(np.log(worst / target)).argmin())
     reach = float(worst[closest]), float(values[closest])
     return Need(name, own, low, high, unit, scale, values, right, nearest, *reach)

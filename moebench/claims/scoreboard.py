@@ -115,7 +115,8 @@ def score(claim: Claim, suite: Suite, evidence: Evidence) -> Score:
     try:
         found = obtain(claim, suite, evidence)
     except CantAnswer as reason:
-        return Score(claim, v.NOT_RUN, str(reason), **_null(claim))
+        told = suite.needs.get(claim.id) or suite.needs.get(claim.experiment) or str(reason)
+        return Score(claim, v.NOT_RUN, told, **_null(claim))
     return _judged(claim, found, suite, evidence.topologies)
 
 

@@ -187,9 +187,17 @@ def test_the_line_of_a_fault_in_the_second_experiment(tmp_path):
         load_suite(str(path))
 
 
+def test_what_a_suite_has_not_built_says_what_it_would_take(tmp_path):
+    """By experiment or claim; an experiment that is there needs nothing."""
+    suite = load_suite(str(written(tmp_path, suite_text() + '[needs]\nlarge = "a cluster"\n')))
+    assert suite.needs == {"large": "a cluster"}
+    with pytest.raises(InputError, match="needs says what 'tiny' would take, and the suite has that experiment"):
+        load_suite(str(written(tmp_path, suite_text() + '[needs]\ntiny = "a cluster"\n')))
+
+
 def test_unknown_suite_lists_what_there_is():
     """With the nearest name first."""
-    known = "choose one of: hetu, kernels, lancet, megascale, smoke"
+    known = "choose one of: hetu, kernels, lancet, megascale, moesys, smoke"
     with pytest.raises(InputError, match=rf"unknown suite 'hettu' \(did you mean hetu\?\); {known}"):
         load_suite("hettu")
     assert {"hetu", "smoke"} <= set(suite_names())

@@ -88,6 +88,19 @@ def test_a_speedup_is_divided_draw_by_draw():
     assert "at most 100 % with the others" in result.why
 
 
+def test_a_gain_is_a_speedup_less_one():
+    """A model's size leaves the payload open; what would have to be otherwise is told of the gain too."""
+    claim = replace(H3, metric="communication_gain", value=0.155, unit="fraction", scope=dict(H3.scope, params="80e9"))
+    found = obtain(claim, hetu(), evidence(lambda *_: 1.155))
+    assert np.allclose(found.conditions[0].values, 0.155)
+    assert found.conditions[0].assumption.labels == {"gpu": "titan-rtx", "payload": "16 MiB"}
+    assert score(claim, hetu(), evidence(lambda *_: 1.155)).verdict == v.REPRODUCED
+    slow = evidence(lambda *_: 0.5, by_message=lambda case, factors: 0.5 * factors)
+    told = score(claim, hetu(), slow)
+    assert told.verdict == v.CONTRADICTED
+    assert "nic.message of" in told.why
+
+
 def test_all_payloads_alike_is_a_verdict():
     """Reproduced, or contradicted, whatever was assumed."""
     assert score(H3, hetu(), evidence(lambda *_: 1.66)).verdict == v.REPRODUCED

@@ -35,6 +35,19 @@ def cases():
     return plan(hetu(), Filters())
 
 
+def test_what_is_not_built_says_what_it_needs():
+    """Every row of a paper that its suite can't answer, and every text of it is about a row."""
+    suite = load_suite("moesys")
+    scores = scoreboard(suite)
+    named = {name for score in scores for name in (score.claim.id, score.claim.experiment)}
+    assert set(suite.needs) <= named
+    why = {score.claim.id: score.why for score in scores}
+    assert {score.verdict for score in scores} == {v.NOT_RUN}
+    assert why["moesys-ufo-run"] == suite.needs["ufo"]
+    assert why["moesys-a2a-e2e"] == suite.needs["moesys-a2a-e2e"]
+    assert "not built yet" not in why["moesys-a2a-comm"]
+
+
 def judged(speedup_of, claim=H1, topologies=None):
     """H1's score where `speedup_of(case, topology, parameters) -> draws` is the ratio at each case."""
     machines = topologies or {name: load_topology(name) for name in {case.topology for case in cases()}}
