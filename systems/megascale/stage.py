@@ -28,6 +28,13 @@ def problem(model: DecoderModel) -> str | None:
     return f"model {model.name}: the layer here has no {missing}" if missing else None
 
 
+def tie_problem(model: DecoderModel, stages: int) -> str | None:
+    """Why the model can't be cut into so many stages or chunks: nobody sums the gradients of two embeddings."""
+    if model.tied and stages > 1:
+        return f"model {model.name}: its head is its embedding, which stages x chunks = {stages} would have twice"
+    return None
+
+
 class DecoderStage(nn.Module):
     """Layers of a model; parameters uninitialised.
 

@@ -154,7 +154,8 @@ class MegaScale:
             return f"capacity={told.capacity}: devices drop in one chunk only, not under overlap=intra"
         if told.factor is not None and by[1] != "ep-ag":
             return f"capacity={told.capacity}: devices drop under experts=ep-ag only, not {by[1]}"
-        return stage.problem(model) or layers.problem(
+        reason = stage.problem(model) or stage.tie_problem(model, layout.stages * layout.chunks)
+        return reason or layers.problem(
             model.shape, ranks, model.sequence, layout.micro_batch, by, told.cuts
         )
 

@@ -111,7 +111,8 @@ class MegatronJob:
         spread = self.spread(layout)
         if isinstance(spread, str):
             return spread
-        setting, reason = self._setting(layout), stage.problem(model)
+        setting = self._setting(layout)
+        reason = stage.problem(model) or stage.tie_problem(model, layout.stages * layout.chunks)
         if reason is None and model.vocabulary % setting.tensor_parallel:
             reason = f"vocabulary = {model.vocabulary} is not divisible by tensor = {setting.tensor_parallel}"
         batch = spread.sequences(layout.micro_batch)

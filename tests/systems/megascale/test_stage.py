@@ -8,10 +8,12 @@ import torch
 
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.optimizer import sgd_step
+from moebench.systems.job_registry import get
 from moebench.systems.megascale.macro import ListedLayer
 from moebench.systems.megascale.stage import DecoderStage
 from moebench.systems.megascale.weights import random_weights
 from moebench.workloads.errors import InputError
+from moebench.workloads.job import JobLayout
 from moebench.workloads.load_decoder import load_decoder
 from moebench.workloads.models.decoder import DecoderModel
 from tests.systems.megascale.on_ranks import SHAPE
@@ -94,6 +96,10 @@ def test_what_has_no_meaning_is_refused():
     for layers in (0, 5):
         with pytest.raises(InputError, match=f"layers = {layers}: the model small has 4"):
             DecoderStage(MODEL, layers, S, B, ALONE, device="meta")
+    for name in ("megascale", "megatron_0.10", "megatron_modern"):
+        system, two, tied = get(name), JobLayout(16, 8, 2, 8), replace(MODEL, tied=True, sequence=16)
+        assert "its head is its embedding" in system.supports(tied, two)
+        assert "its head is" not in (system.supports(tied, replace(two, stages=1)) or "")
     stage = DecoderStage(MODEL, 1, S, B, ALONE, is_last=False)
     with pytest.raises(ValueError, match="the last stage takes labels, and no other"):
         stage(*batch())
