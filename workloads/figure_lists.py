@@ -111,3 +111,10 @@ def meant(experiment: AnyExperiment, name: str, scope: Mapping[str, str]) -> tup
                 return (words[scope[key]],)
         return experiment.called.get(name, ())
     return ()
+
+
+def called(experiment: AnyExperiment, system: str) -> tuple[str, ...]:
+    """The paper's words for a system of an experiment, where its reported numbers tell settings apart by words."""
+    if not isinstance(experiment, JobExperiment):
+        return ()
+    return tuple(word for own in experiment.variants.values() for word, known in own.items() if known == system)

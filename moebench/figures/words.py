@@ -4,6 +4,7 @@ import re
 
 from moebench.figures.points import Grid
 from moebench.workloads.figure import BEST_OTHER, QUANTITIES, REDUCTION, SPEEDUP, SYSTEM
+from moebench.workloads.figure_lists import called
 
 LABELS = {
     "batch_size": "sequences a GPU",
@@ -32,6 +33,7 @@ SYSTEMS = {
     "layer": "system", "exchange": "exchange", "kernel": "implementation", "model": "system", "part": "way",
     "job": "system",
 }
+MOST_LETTERS = 28  # of a baseline beside an axis
 _SHORT = re.compile(r" ([KMGT]?)i?B$")  # 16 MiB as 16M
 _TITLES = {"batch_size": "batch size {}", "top_k": "k = {}", "tokens": "{} tokens", "experts": "{} experts"}
 
@@ -45,11 +47,18 @@ def value_label(grid: Grid) -> str:
     """Of the y axis, with the unit."""
     figure = grid.figure
     if figure.value == SPEEDUP:
-        return f"speedup over {'the best other' if figure.baseline == BEST_OTHER else figure.baseline}"
+        return f"speedup over {'the best other' if figure.baseline == BEST_OTHER else _baseline(grid)}"
     if figure.value == REDUCTION:
         return f"reduction against {figure.baseline}, %"
     what = QUANTITIES[grid.metric][0]
     return f"{what}, {grid.unit}" if grid.unit else what
+
+
+def _baseline(grid: Grid) -> str:
+    """The baseline, or the paper's word for it; a long name stands in the title only."""
+    words = called(grid.experiment, grid.figure.baseline) if grid.experiment is not None else ()
+    names = [name for name in (*words, grid.figure.baseline) if len(name) <= MOST_LETTERS]
+    return names[0] if names else "the baseline"
 
 
 def panel_title(name: str, value: str) -> str:
