@@ -20,19 +20,23 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
     """What filters may name of an experiment.
 
     Raises:
-        InputError: a system that its part doesn't have.
+        InputError: a system that its part doesn't have, or a fault in a model's file.
     """
     from moebench.systems.part_interface import check_system
+    from moebench.workloads.load_decoder import load_decoder
 
+    where = f"{source}: experiment {experiment.name}"
     for grid in experiment.parts:
         for name in grid.systems:
             try:
                 check_system(grid.part, name)
             except InputError as error:
-                raise InputError(f"{source}: experiment {experiment.name}: {error}") from None
+                raise InputError(f"{where}: {error}") from None
+        for model in grid.models:
+            load_decoder(model, where)
     known = [name for grid in experiment.parts for name in PARTS[grid.part].systems]
     return {
-        "dtype": [PARTS[grid.part].dtype for grid in experiment.parts],
+        "dtype": [dtype for grid in experiment.parts for dtype in grid.dtypes or (PARTS[grid.part].dtype,)],
         "system": list(dict.fromkeys([*known, *experiment.systems])),
     }
 
@@ -50,13 +54,15 @@ def cases(experiment: PartExperiment, context: Context) -> Iterator[Case]:
         is_studied = PARTS[grid.part].is_studied
         if is_studied and place.topology in {p.topology for p in context.places(experiment)[1:]}:
             continue  # no machine matters
-        if place.size == ONE_RANK or not wanted(filters.dtypes, PARTS[grid.part].dtype):
+        if place.size == ONE_RANK:
             continue
         if is_studied and (filters.quick or context.engine == "cluster"):
             continue
         topology = context.machines(place.topology)  # a run that is resumed knows those of its cases alone
         engine = COUNT if is_studied else engine_of(topology, context.engine)
         for workload in workloads(grid, reading, context.suite.seed):
+            if not wanted(filters.dtypes, workload.dtype):
+                continue
             for system in _systems(grid, filters.systems):
                 yield _case(experiment, context, reading, place, topology, engine, workload, system)
 
@@ -66,9 +72,9 @@ def workloads(
 ) -> Iterator[PartWorkload | StudyWorkload]:
     """Every combination of a grid's models and sizes; what it leaves open, the reading says."""
     named = {name: size for name, size in reading.sizes.items() if name in PARTS[grid.part].sizes}
-    for model in grid.models or ("",):
+    for model, dtype in product(grid.models or ("",), grid.dtypes or ("",)):
         for sizes in product(*grid.sizes.values()):
-            yield workload_of(grid.part, named | dict(zip(grid.sizes, sizes)), model, seed)
+            yield workload_of(grid.part, named | dict(zip(grid.sizes, sizes)), model, seed, dtype)
 
 
 def _case(
@@ -133,6 +139,8 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     if reason is not None:
         return "unsupported", reason
     if topology.hardware.kind == "cpu":
+        if shape is not None and workload.dtype == "bf16":
+            return "unsupported", 'bf16 products are no precision of a CPU: give the part dtypes = ["fp32"]'
         held, flops = _held_bytes(case, shape, topology.ranks), _flops(workload, shape, topology.ranks)
         if held > CPU_BYTES or flops > CPU_FLOPS:
             return "skipped", (
@@ -145,7 +153,7 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
 def _held_bytes(case: Case, shape: DecoderShape | None, ranks: int) -> float:
     """What a rank has before or after a call, whichever is more; about."""
     workload = part_of(case)
-    sizes = dict(workload.sizes)
+    sizes, each = dict(workload.sizes), 4.0 if workload.dtype == "fp32" else 2.0
     if "attention_mb" in sizes:
         copies = ranks if sizes["of_part"] else 1  # of attention, at most
         return (sizes["attention_mb"] * copies + sizes["expert_mb"]) * 1e6 * sizes["sent_percent"] / 100
@@ -153,11 +161,11 @@ def _held_bytes(case: Case, shape: DecoderShape | None, ranks: int) -> float:
         return 4.0 * sizes["parameters"]
     rows = sizes["tokens"] * (sizes["top_k"] / ranks if case.system == "all-to-all" else 1)
     if shape is None:
-        return 2.0 * rows * sizes["d_model"]
+        return each * rows * sizes["d_model"]
     if "groupedgemm" not in workload.part:
-        return 2.0 * shape.d_model * (rows / ranks + shape.queries + 2 * shape.keys)
+        return each * shape.d_model * (rows / ranks + shape.queries + 2 * shape.keys)
     experts = sizes.get("products", 1) * shape.experts // ranks * shape.d_ffn
-    return 2.0 * shape.d_model * (rows + experts)
+    return each * shape.d_model * (rows + experts)
 
 
 def _flops(workload: PartWorkload, shape: DecoderShape | None, ranks: int) -> float:

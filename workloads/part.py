@@ -34,7 +34,7 @@ class Part:
         what: it computes, a sentence.
         sizes: that it takes, all of them; a model's file says the others.
         systems: ways to do it, each with what it does.
-        dtype: of what it works on.
+        dtype: of what it works on, where a suite names no other.
         of_model: whether its other sizes are those of a decoder.
         is_studied: whether it is run for real on seeded numbers, and what becomes of them is counted: nothing is timed.
     """
@@ -45,6 +45,11 @@ class Part:
     dtype: str = "bf16"
     of_model: bool = False
     is_studied: bool = False
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Those that a suite may name."""
+        return (self.dtype, "fp32") if self.dtype == "bf16" and not self.is_studied else (self.dtype,)
 
 
 _OVERLAP = {
@@ -137,8 +142,10 @@ class _OfPart:
 
     @property
     def shape(self) -> str:
-        """`internal-352b-t8192-p2`, `t16384-d4096-k1`."""
-        return "-".join([*([self.model] if self.model else []), *(f"{SIZES[name]}{n}" for name, n in self.sizes)])
+        """`internal-352b-t8192-p2`, `t16384-d4096-k1`; the dtype behind it where it is not the part's usual one."""
+        unusual = [] if self.dtype == PARTS[self.part].dtype else [self.dtype]
+        sizes = [f"{SIZES[name]}{n}" for name, n in self.sizes]
+        return "-".join([*([self.model] if self.model else []), *sizes, *unusual])
 
     @property
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -171,9 +178,11 @@ class StudyWorkload(_OfPart):
     metric: ClassVar[str] = "deviation"
 
 
-def workload_of(part: str, sizes: Mapping[str, int], model: str = "", seed: int = 0) -> PartWorkload | StudyWorkload:
-    """The workload of a part and its sizes, others left out."""
+def workload_of(
+    part: str, sizes: Mapping[str, int], model: str = "", seed: int = 0, dtype: str = ""
+) -> PartWorkload | StudyWorkload:
+    """The workload of a part and its sizes, others left out; without a dtype in the part's usual one."""
     one = PARTS[part]
     own = tuple((name, sizes[name]) for name in one.sizes)
     made = StudyWorkload if one.is_studied else PartWorkload
-    return made(part, own, model if one.of_model else "", one.dtype, seed)
+    return made(part, own, model if one.of_model else "", dtype or one.dtype, seed)

@@ -23,6 +23,7 @@ class PartGridFile(Strict):
     systems: Annotated[list[SystemName], Field(min_length=1)]
     models: list[Text] = Field(default_factory=list)
     sizes: dict[str, Annotated[list[_Amount], Field(min_length=1)]] = Field(default_factory=dict)
+    dtypes: list[str] = Field(default_factory=list)
 
 
 class PartReadingFile(Strict):
@@ -92,6 +93,9 @@ def _check(grid: PartGridFile, reading: PartReadingFile) -> None:
     if part.of_model != bool(grid.models):
         has = "needs models: their files say its other sizes" if part.of_model else "takes no models"
         raise fault(f"part {grid.part} {has}")
+    for dtype in grid.dtypes:
+        if dtype not in part.dtypes:
+            raise fault(one_of(f"dtype of part {grid.part}", dtype, part.dtypes))
     if len(set(grid.systems)) < len(grid.systems) or len(set(grid.models)) < len(grid.models):
         raise fault(f"part {grid.part}: the same system or model stands there twice")
 
@@ -117,6 +121,7 @@ def part_experiment(model: PartExperimentFile, common: dict[str, Any], file: Tom
                 tuple(grid.systems),
                 tuple(grid.models),
                 {name: tuple(dict.fromkeys(grid.sizes[name])) for name in SIZES if name in grid.sizes},
+                tuple(dict.fromkeys(grid.dtypes)),
             )
             for grid in model.parts
         ),

@@ -246,12 +246,14 @@ class PartGrid:
         systems: ways to do it, with options.
         models: names of decoders, where the part has the sizes of one.
         sizes: name -> sizes; those that are missing, the reading says.
+        dtypes: of what it works on; empty for the part's usual one.
     """
 
     part: str
     systems: tuple[str, ...]
     models: tuple[str, ...]
     sizes: Mapping[str, tuple[int, ...]]
+    dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from moebench.plan import Filters, plan
 from moebench.plan_parts import part_of, refusal, shape_of
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_suite, load_topology
-from tests.moebench.part_suite import written
+from tests.moebench.part_suite import TEXT, written
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +76,16 @@ def test_real_ranks_of_cpus_refuse_what_is_too_large_and_what_nobody_has(suite):
     reason = "nobody has the fused kernel that it stands for: it is priced, and not run"
     assert refusal(fused, described) == ("unsupported", reason)
     assert shape_of(part_of(fused)).d_model == 4096
+    serial = cases["intra-operator-overlap/qkv+a2a/mixtral-8x7b-t8192/1x8-h800/serial"]
+    assert refusal(serial, here)[1] == 'bf16 products are no precision of a CPU: give the part dtypes = ["fp32"]'
+
+
+def test_a_part_may_be_in_fp32(tmp_path):
+    """Where the suite says so; the name of the case tells, and filters know it."""
+    model = 'models = ["mixtral-8x7b"]'
+    suite = load_suite(written(tmp_path, TEXT.replace(model, f'{model}, dtypes = ["fp32"]')))
+    found = plan(suite, Filters(dtypes=("fp32",), experiments=("intra-operator-overlap",)))
+    assert {case.workload.part for case in found} == {"ag+scatter+groupedgemm"}
+    assert all("-fp32/" in case.name for case in found)
+    with pytest.raises(InputError, match="unknown dtype of part gradient-sum 'bf16'; choose one of: fp32"):
+        load_suite(written(tmp_path, TEXT.replace("sizes = { parameters", 'dtypes = ["bf16"], sizes = { parameters')))
