@@ -20,6 +20,8 @@ from moebench.workloads.models.decoder import DecoderModel
 
 QKV = ("query_DQ", "key_DG", "value_DG")  # which a layer holds side by side
 
+AHEAD = 3  # buckets whose new parameters are on their way at once
+
 
 class TrainedStage:
     """What one rank of a stage runs, see `moebench.systems.job_interface.JobStage`.
@@ -60,6 +62,7 @@ class TrainedStage:
         self.states = [state for bucket in self.buckets.values() for state in bucket.states]
         self._is_last = False
         self._started: list[Bucket] = []
+        self._old: list[Bucket] = []
 
     def _buckets(self) -> dict[str, Bucket]:
         """In the order of the model; a tied embedding is one with the head."""
@@ -97,15 +100,24 @@ class TrainedStage:
     def forward(self, x: Tensor, labels: Tensor | None = None, is_first: bool = False) -> tuple[Tensor, Tensor]:
         """One micro-batch."""
         if is_first:
-            for bucket in self.buckets.values():
-                if bucket.is_stale:
-                    bucket.start_gather()
+            self._start_gathers()
         return self.stage(x, labels)
+
+    def _start_gathers(self) -> None:
+        """The first new parameters on their way; others follow as these come in, so that few are there twice."""
+        self._old = [bucket for bucket in self.buckets.values() if bucket.is_stale]
+        for _ in range(AHEAD):
+            self._start_next()
+
+    def _start_next(self) -> None:
+        if self._old:
+            self._old.pop(0).start_gather()
 
     def _before(self, name: str) -> None:
         bucket = self.buckets.get(name)
         if bucket is not None and bucket.is_stale:
             bucket.land_gather()
+            self._start_next()
 
     def backward(self, out: tuple[Tensor, Tensor], gradient: Tensor | None = None, is_last: bool = False) -> None:
         """The same micro-batch back."""
@@ -147,11 +159,11 @@ class TrainedStage:
 
     def gather(self) -> None:
         """Bring all parameters up to date."""
-        stale = [bucket for bucket in self.buckets.values() if bucket.is_stale]
-        for bucket in stale:
-            bucket.start_gather()
-        for bucket in stale:
-            bucket.land_gather()
+        self._start_gathers()
+        for bucket in self.buckets.values():
+            if bucket.is_stale:
+                bucket.land_gather()
+                self._start_next()
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
