@@ -49,8 +49,8 @@ def _table(batch: Mapping[str, Any]) -> str:
         ratio, expected = line["ratio"], line["predicted"]
         lines.append(
             f"| {Way(**line['way']).name} | {100 * line['held_bytes'] / whole:.1f} % | "
-            f"{1e3 * line['token_s']['median']:.1f} | {ratio['median']:.3f} | {ratio['low']:.3f} to {ratio['high']:.3f} "
-            f"| {'' if expected is None else f'{expected:.2f}'} |"
+            f"{1e3 * line['token_s']['median']:.1f} | {ratio['median']:.3f} | "
+            f"{ratio['low']:.3f} to {ratio['high']:.3f} | {'' if expected is None else f'{expected:.2f}'} |"
         )
     return "\n".join(lines)
 

@@ -50,7 +50,7 @@ def test_a_figure_of_speedups_and_every_number_in_a_table():
     assert figure.svg.count("<svg") == 2
     assert next(row[5:] for row in figure.table.rows if "moves" in row[4]) == ["1.04x", "1.04x to 1.04x"]
     table = view["cases"]
-    assert len(table.rows) == 16
+    assert len(table.rows) == 16 + 2 * 8  # two readings differ on one of the node types
     assert list(table.columns[-3:]) == ["step, ms", "exposed, ms", "note"]
     assert table.rows[0][-3:] == ["1,000", "250", ""]
     assert "gpt2-s-moe and gpt2-l-moe, by reading of the paper: artifact: 48 and 24 on p4de in tf32" in view["layer"]
