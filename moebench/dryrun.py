@@ -44,7 +44,7 @@ def estimates(ready: Plan, budget_s: float = BUDGET_S) -> list[Estimate]:
         key = _program(case, ready)
         memory, step_s, status = tried.get(key, (None, None, ""))
         time_s: float | None = None
-        if case.engine == COUNT:
+        if not _is_tried(case):
             time_s, status = kinds.of(case.workload.kind, "counting")(case)
         elif case.engine != "sim":
             time_s = None if step_s is None else _measuring_s(step_s, case)
@@ -83,11 +83,16 @@ def _pilot(ready: Plan, budget_s: float) -> tuple[dict, dict[str, float], float]
 
 def _in_turn(cases: Sequence[Case]) -> list[Case]:
     """Those that can be tried, one of every system in front: a paper's own, which stands first, may take longest."""
-    able = [case for case in cases if case.engine != COUNT]
+    able = [case for case in cases if _is_tried(case)]
     first: dict[str, Case] = {}
     for case in able:
         first.setdefault(_stem(case), case)
     return [*reversed(first.values()), *able]
+
+
+def _is_tried(case: Case) -> bool:
+    """Whether one program tells how long a case takes."""
+    return case.engine != COUNT and bool(kinds.KINDS[case.workload.kind].programs)
 
 
 def _stem(case: Case) -> str:

@@ -152,6 +152,18 @@ KINDS = {
         obtain="claims.part_query:obtain",
         view="report.part_view:experiment_view",
     ),
+    "planner": Kind(
+        cases="planner.experiment:cases",
+        names="planner.experiment:names",
+        check_key="planner.experiment:check_key",
+        check="planner.experiment:check",
+        refusal="planner.experiment:refusal",
+        simulate="planner.experiment:simulated",
+        counting="planner.experiment:expected",
+        obtain="planner.experiment:obtain",
+        view="report.planner_view:experiment_view",
+        plans_by_machine=True,
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from moebench.workloads.load_model import with_models
 from moebench.workloads.model import shape_of
 from moebench.workloads.part_schema import PartExperimentFile, part_experiment
 from moebench.workloads.places import SUITES, find, names
+from moebench.workloads.planner_schema import PlannerExperimentFile, planner_experiment
 from moebench.workloads.schema import check_data, parse_file
 from moebench.workloads.suite import (
     AnyExperiment,
@@ -201,6 +202,8 @@ def _experiment(model: ExperimentFile, file: TomlFile, index: int) -> AnyExperim
         return _model_experiment(model, file, index)
     if isinstance(model, PartExperimentFile):
         return part_experiment(model, _common(model), file, index)
+    if isinstance(model, PlannerExperimentFile):
+        return planner_experiment(model, _common(model), file, index)
     return _layer_experiment(model, file, index)
 
 

@@ -1,8 +1,8 @@
 """What hardware and topology files may contain, as strict models, and how a fault in a file is told.
 
-Only this module and those of suites (moebench.workloads.suite_schema, experiment_schema, job_schema, part_schema and
-figure_schema) know pydantic. The models stay at the file boundary: moebench.workloads.load turns them into the frozen
-dataclasses that all else uses.
+Only this module and those of suites (moebench.workloads.suite_schema, experiment_schema, job_schema, part_schema,
+planner_schema and figure_schema) know pydantic. The models stay at the file boundary: moebench.workloads.load turns
+them into the frozen dataclasses that all else uses.
 """
 
 import re
@@ -28,7 +28,7 @@ from moebench.workloads.toml_file import TomlFile
 
 SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
 # Of experiments; the first where a file says nothing.
-KINDS = ("layer", "kernel", "exchange", "gate", "model", "job", "part")
+KINDS = ("layer", "kernel", "exchange", "gate", "model", "job", "part", "planner")
 HARDWARE_KINDS = ("gpu", "cpu")
 
 

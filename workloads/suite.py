@@ -238,6 +238,23 @@ class JobExperiment(Experiment):
     kind: str = "job"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannerExperiment(Experiment):
+    """Searches for the fastest way to train decoders in parallel.
+
+    Attributes:
+        systems: each with all of its options, or with those that it is named with.
+        global_batch: sequences of a step; micro_batches: of one, that may be chosen.
+    """
+
+    systems: tuple[str, ...]
+    models: tuple[str, ...]
+    global_batch: int
+    micro_batches: tuple[int, ...]
+    dtype: str = "bf16"
+    kind: str = "planner"
+
+
 @dataclass(frozen=True)
 class PartGrid:
     """One part of an experiment: every combination of what is listed.
@@ -290,6 +307,7 @@ AnyExperiment = (
     | ModelExperiment
     | JobExperiment
     | PartExperiment
+    | PlannerExperiment
 )
 
 

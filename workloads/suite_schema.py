@@ -20,6 +20,7 @@ from moebench.workloads.kernel import DIRECTIONS, OPERATIONS
 from moebench.workloads.layer import ACTIVATIONS, DTYPES, ROUTINGS
 from moebench.workloads.model import MODEL_DTYPES
 from moebench.workloads.part_schema import PartExperimentFile
+from moebench.workloads.planner_schema import PlannerExperimentFile
 from moebench.workloads.schema import (
     KINDS,
     SIZE,
@@ -329,7 +330,8 @@ ExperimentFile = Annotated[
     | Annotated[GateExperimentFile, Tag("gate")]
     | Annotated[ModelExperimentFile, Tag("model")]
     | Annotated[JobExperimentFile, Tag("job")]
-    | Annotated[PartExperimentFile, Tag("part")],
+    | Annotated[PartExperimentFile, Tag("part")]
+    | Annotated[PlannerExperimentFile, Tag("planner")],
     Discriminator(_kind_of),
 ]
 

@@ -13,7 +13,7 @@ class Workload(Protocol):
     """What a case computes.
 
     Attributes:
-        kind: which kind it is: `layer`, `kernel`, `exchange`, `gate`, `model`, `job`.
+        kind: which kind it is: `layer`, `kernel`, `exchange`, `gate`, `model`, `job`, `planner`.
         metric: what its cases are about, in rows: a time, `step_time`, `kernel_time`, `collective_time`,
             `iteration_time`, or where nothing is timed whether it is `supported`.
         unit_of_work: what takes that time, in a sentence: `step`, `call`, `exchange`; `gate`.

@@ -6,21 +6,26 @@ from typing import Any
 import numpy as np
 
 from moebench.cli.tables import chosen, fitting, output_width, table_lines, wrapped
+from moebench.planner.describe import mfu, options_of
 from moebench.planner.exact import deviation
 from moebench.planner.search import GIGA, MEMORY, NUMBERS, Plan, Ranked, Rejected
 from moebench.planner.space import Question, Refused, Setting, settings
 from moebench.report.parts import number, percent
 from moebench.sim.job import JobTime
 from moebench.sim.rows import INTERVAL
-from moebench.workloads.models.mfu import flops_per_token
 
 COLUMNS = ("#", "system", "n", "PP", "VPP", "DP", "mb", "tokens/s", "5–95 %", "MFU", "GB", "fits", "bubble", "best")
 SPARE = ("bubble", "GB", "MFU", "5–95 %", "fits", "DP")  # what a narrow terminal does without, the first ones first
-LEGEND = (
-    "n: ranks that share a layer (TP, SP, EP). PP: stages. VPP: chunks of a stage. DP: replicas. mb: sequences of a "
-    "micro-batch. GB: of the fullest rank. Of the draws, fits: share in which its memory suffices; best: in which it "
-    "is the fastest."
-)
+MEANINGS = {
+    "n": "ranks that share a layer (TP, SP, EP)",
+    "PP": "stages",
+    "VPP": "chunks of a stage",
+    "DP": "replicas",
+    "mb": "sequences of a micro-batch",
+    "GB": "of the fullest rank",
+    "fits": "share of the draws in which its memory suffices",
+    "best": "share of the draws in which it is the fastest",
+}
 LISTED = 6  # reasons that are told of settings that can't run
 
 
@@ -42,7 +47,7 @@ def lines(plan: Plan, best: JobTime | None, top: int, has_rejected: bool) -> lis
     if best is None:
         found.append("No setting fits." if plan.rejected else "There is no setting.")
     else:
-        found += [*_table(plan, top, width), wrapped(LEGEND, width), "", *_decided(plan, best, width)]
+        found += [*_table(plan, top, width), "", *_decided(plan, best, width)]
     found += _why_not(plan, width, has_rejected)
     return found
 
@@ -73,7 +78,8 @@ def _table(plan: Plan, top: int, width: int) -> list[str]:
     found = table_lines(kept, chosen(COLUMNS, rows, kept), right)
     if len(systems) == 1:
         found.insert(0, f"Settings of {next(iter(systems))}:")
-    return found
+    legend = ". ".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items() if name in kept)
+    return [*found, wrapped(f"{legend}.", width)]
 
 
 def _row(plan: Plan, place: int, one: Ranked, has_system: bool) -> list[str]:
@@ -84,7 +90,7 @@ def _row(plan: Plan, place: int, one: Ranked, has_system: bool) -> list[str]:
     sure = plan.band.draws > 0
     return [
         str(place + 1) + ("=" if place in plan.band.undecided and place and sure else " "),
-        options_of(setting, has_system),
+        options_of(setting.system, has_system),
         str(setting.spread.ranks),
         str(layout.stages),
         str(layout.chunks),
@@ -98,20 +104,6 @@ def _row(plan: Plan, place: int, one: Ranked, has_system: bool) -> list[str]:
         percent(one.bubble),
         percent(plan.band.best[place]) if sure else "–",
     ]
-
-
-def options_of(setting: Setting, has_system: bool) -> str:
-    """A system's options in words; the ranks of a layer have a column of their own."""
-    name, *pairs = setting.system.split("+")
-    pairs = [pair for pair in pairs if not pair.startswith("ranks=")]
-    return " ".join([name, *pairs] if has_system else pairs) or "defaults"
-
-
-def mfu(plan: Plan, one: Ranked) -> float:
-    """As the paper counts it."""
-    topology = plan.question.topology
-    peak = topology.hardware.parameters[f"gpu.peak.{plan.question.dtype}"].value
-    return plan.tokens / one.time_s * flops_per_token(plan.question.decoder) / (topology.ranks * peak)
 
 
 def _decided(plan: Plan, best: JobTime, width: int) -> list[str]:
@@ -156,6 +148,7 @@ def _why_not(plan: Plan, width: int, is_whole: bool) -> list[str]:
             f"{len(plan.left_out):,} settings fit and can't be best: their micro-batches alone take longer, at least "
             f"{100 * more:.1f} %, such as {named(nearest.setting)}.", width,
         )]  # fmt: skip
+    found += [wrapped(line, width) for line in _others(plan)]
     if is_whole:
         return [*found, "", *(f"{_place(one)}: {one.reason}" for one in plan.rejected)]
     memory = [one for one in plan.rejected if one.cause == MEMORY]
@@ -172,6 +165,22 @@ def _why_not(plan: Plan, width: int, is_whole: bool) -> list[str]:
         if rest:
             found.append(f"  {rest:,} others; --rejected lists all")
     return found
+
+
+def _others(plan: Plan) -> list[str]:
+    """How far the systems are behind of which no setting is ranked."""
+    ranked = {_stem(one.setting) for one in plan.ranked}
+    said = []
+    for stem in dict.fromkeys(name.partition("+")[0] for name in plan.question.systems):
+        own = [one for one in plan.left_out if _stem(one.setting) == stem]
+        if stem not in ranked and own:
+            more = float(own[0].floor_s[0]) / plan.ranked[0].time_s - 1
+            said.append(f"{stem} is at least {100 * more:.1f} % slower, with {named(own[0].setting)}.")
+    return said
+
+
+def _stem(setting: Setting) -> str:
+    return setting.system.partition("+")[0]
 
 
 def named(setting: Setting) -> str:

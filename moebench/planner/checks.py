@@ -20,11 +20,21 @@ def trial_names(systems: Sequence[str]) -> list[str]:
 
 
 def checked(systems: Sequence[str]) -> Status:
-    """The first status that is not `passed` of what is tried of systems, with the name; else `passed`."""
+    """The first one that is wrong or failed of what is tried of systems, with its name; else `passed`.
+
+    Options that need more ranks than the trial has (experts on eight) are tried on those that it has; where a system
+    has nothing that can be tried, it is `unsupported`.
+    """
     names = trial_names(systems)
     workload = JobWorkload(MODEL.name, MODEL, LAYOUT.stages, LAYOUT.global_batch, LAYOUT.micro_batch)
     cases = [Case("planner", "check", name, workload, SIZE, SIZE, "sim") for name in names]
-    for name, status in zip(names, check(cases)):
-        if status.status != "passed":
+    found = dict(zip(names, check(cases), strict=True))
+    for name, status in found.items():
+        if status.status not in ("passed", "unsupported"):
             return Status(status.status, f"{name}: {status.reason}", status.report)
+    for system in systems:
+        own = {name: found[name] for name in trial_names([system])}
+        if all(status.status == "unsupported" for status in own.values()):
+            name, status = next(iter(own.items()))
+            return Status("unsupported", f"{name}: {status.reason}")
     return Status("passed")

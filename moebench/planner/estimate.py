@@ -100,7 +100,7 @@ class Costs:
 
     def __init__(self, question: Question, values: Values) -> None:
         self.question, self.values = question, values
-        self._held, self._steady, self._closing = (cache(one) for one in (self._hold, self._run, self._close))
+        self._held, self._steady, self._closing = cache(self._hold), cache(self._run), cache(self._close)
 
     def held(self, setting: Setting, ends: Ends, layers: int) -> Held:
         """What a rank of a stage has all the time."""
@@ -192,13 +192,14 @@ class Costs:
 
     def _run(self, system: str, layout: JobLayout, ends: Ends, layers: int) -> Steady:
         found = self._seen(system, layout, ends, layers, False)
-        times = (self._time_s(found.ops[part]) for part in (FORWARD, BACKWARD))
-        return Steady(*times, found.trace.kept_bytes, found.trace.transient_bytes, found.trace.output_bytes)
+        forward_s, backward_s = self._time_s(found.ops[FORWARD]), self._time_s(found.ops[BACKWARD])
+        one = found.trace
+        return Steady(forward_s, backward_s, one.kept_bytes, one.transient_bytes, one.output_bytes)
 
     def _close(self, system: str, layout: JobLayout, ends: Ends, layers: int) -> Closing:
         found = self._seen(system, layout, ends, layers, True)
-        times = (self._time_s(found.ops[part]) for part in (OPENING, CLOSING))
-        return Closing(*times, found.trace.transient_bytes)
+        opening_s, closing_s = self._time_s(found.ops[OPENING]), self._time_s(found.ops[CLOSING])
+        return Closing(opening_s, closing_s, found.trace.transient_bytes)
 
     def _seen(self, system: str, layout: JobLayout, ends: Ends, layers: int, is_end: bool) -> Seen:
         before = outstanding()

@@ -14,7 +14,7 @@ import numpy as np
 from moebench.kernels.host import UnansweredRead
 from moebench.planner.band import Band, band, could_matter
 from moebench.planner.estimate import MIDDLE, Costs, Estimate, Values
-from moebench.planner.space import Question, Refused, Setting, settings
+from moebench.planner.space import Question, Refused, Setting, label_of, settings
 from moebench.sim.job import StageMemory
 from moebench.systems.pipeline import most_at_once
 from moebench.workloads.machine import Topology
@@ -61,6 +61,11 @@ class Rejected:
     def reason(self) -> str:
         """In a line."""
         return self.refused.reason
+
+    @property
+    def label(self) -> str:
+        """Which one."""
+        return label_of(self.refused.system, self.refused.layout)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,12 @@ class Question:
         return list(dict.fromkeys(found))
 
 
+def label_of(system: str, layout: JobLayout) -> str:
+    """`NAME pp4x2 mb1`."""
+    chunks = f"x{layout.chunks}" if layout.chunks > 1 else ""
+    return f"{system} pp{layout.stages}{chunks} mb{layout.micro_batch}"
+
+
 @dataclass(frozen=True)
 class Setting:
     """One way to lay the job out."""
@@ -81,10 +87,8 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """`NAME pp4x2 mb1` for a progress bar."""
-        layout = self.layout
-        chunks = f"x{layout.chunks}" if layout.chunks > 1 else ""
-        return f"{self.system} pp{layout.stages}{chunks} mb{layout.micro_batch}"
+        """Which one."""
+        return label_of(self.system, self.layout)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ METRICS = (
     "inside_bytes",
     *("throughput", "mfu", "exposed_comm", "attention_and_gemm", "other", "bubble_time"),
     *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
+    *("setting_time", "settings"),
     *("link_bytes", "exposed_communication", "host_bound", "loss", "control_deviation"),
     *("error", "largest_error", "gradient_error", "gradient_largest_error"),
     *("alltoall_share_of_step", "alltoall_over_expert_time"),

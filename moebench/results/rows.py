@@ -17,11 +17,15 @@ KIND_COLUMNS = (
     ("model", "gate", "batch_size"),
     ("model", "global_batch", "stages"),
     ("part", "shape"),
+    ("model", "global_batch", "most_micro_batch"),
 )
 TIMES = ("step_time", "kernel_time", "collective_time", "iteration_time", "part_time")
 SUPPORTED, DEVIATION = "supported", "deviation"  # 1 where a system keeps a rule; how far numbers are from exact ones
 SUBJECTS = (*TIMES, SUPPORTED, DEVIATION)  # the metric that a case is about
-_SUBJECT_OF = ("step_time", "kernel_time", "collective_time", SUPPORTED, "step_time", "iteration_time", "part_time")
+_SUBJECT_OF = (
+    *("step_time", "kernel_time", "collective_time", SUPPORTED, "step_time"),
+    *("iteration_time", "part_time", "iteration_time"),
+)
 STATUSES = ("passed", "wrong", "failed", "out-of-memory", "unsupported", "skipped")
 HOT = ("", "hot")  # detail["regime"] of rows that stand for their case: none, or called in a loop
 CPU_BOUND = "cpu-bound"  # detail["mark"] of a summary whose processors set the pace of a network; nothing judges by it
@@ -77,6 +81,7 @@ class Row:
     stages: int | None = None
     chunks: int | None = None
     skew: float | None = None
+    most_micro_batch: int | None = None
     products: int | None = None
     attention_mb: int | None = None
     expert_mb: int | None = None

@@ -31,7 +31,8 @@ _CATEGORIES = (
 )
 _INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d_ffn", "payload_bytes",
              "global_batch", "micro_batch", "stages", "chunks", "products", "attention_mb", "expert_mb", "sent_percent",
-             "of_part", "vocabulary", "parameters", "steps")  # fmt: skip
+             "of_part", "vocabulary", "parameters", "steps",
+             "most_micro_batch")  # fmt: skip
 
 
 def table(folder: RunFolder, *metrics: str, with_samples: bool = True) -> "pd.DataFrame":

@@ -164,6 +164,8 @@ def run_group(group: Group, samples: int, seed: int, traces: Path | None) -> lis
     from moebench.trace.errors import OutOfMemory, Skipped, Unsupported
 
     first = group.cases[0]
+    if not kinds.KINDS[first.workload.kind].programs:
+        return [_replayed(case, one, None, samples, seed) for case, one in zip(group.cases, group.topologies)]
     try:
         programs = kinds.of(first.workload.kind, "programs")(first, group.topologies[0])
     except Skipped as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moebench.case import Case
+from moebench.kinds import KINDS
 from moebench.program import Program
 from moebench.sim.replay import Replay, replay
 from moebench.sim.uncertainty import Values, draw, influence, seen_by
@@ -84,7 +85,9 @@ def load_programs(traces: Path, case: Case, topology: Topology) -> tuple[Program
     try:
         text = gzip.decompress(path.read_bytes()).decode()
     except FileNotFoundError:
-        if case.engine != "sim":
+        if not KINDS[case.workload.kind].programs:
+            why = "it compares many programs; the case of a job that is laid out as one of them records its own"
+        elif case.engine != "sim":
             why = f"it ran on engine {case.engine}; only sim records programs"
         else:
             why = "it was not run yet, or it is unsupported (see its row in results.jsonl)"
