@@ -1,14 +1,16 @@
 """Correct before fast, for whole models: no number of a system before its loss and gradients are those of plain
 autograd.
 
-Tried on 4 real gloo ranks: a small model, one step, under prices that are made up so that a system that plans has
-something to do. What came out is remembered with a hash of the code.
+Tried on 4 real gloo ranks: a small model, two steps, under prices that are made up so that a system that plans has
+something to do. Where the model trains with Adam, the second step is that of weights which the first one changed. What
+came out is remembered with a hash of the code.
 """
 
 import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from moebench.case import Case
 from moebench.correctness import RANKS, RANKS_PER_NODE, Status, code_hash, on_ranks, remembered
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_reduce
+from moebench.kernels.optimizer import AdamW
 from moebench.plan_models import model_of
 from moebench.systems.model_interface import Place, Profile
 from moebench.systems.model_registry import get
@@ -28,41 +31,53 @@ from moebench.workloads.models.shape import GPT2MoEShape
 
 TIMEOUT_S, TIMEOUT_MORE_S = 150.0, 30.0  # of a trial, and for each other one beside it
 TOLERANCE = 2e-4  # of the largest entry, in fp32
+LEARNING_RATE = 1e-2  # of Adam
 TARGET = f"{__name__}:run_rank"
 
 
-def small(gate: GateSpec) -> GPT2MoEShape:
+def small(gate: GateSpec, optimizer: str = "sgd", recompute: bool = False) -> GPT2MoEShape:
     """A model whose experts overflow."""
-    return GPT2MoEShape(3, 16, 2, 32, 2 * RANKS, 8, sequence=6, gate=gate, vocabulary=40, positions=8)
+    return GPT2MoEShape(
+        3, 16, 2, 32, 2 * RANKS, 8, sequence=6, gate=gate, vocabulary=40, positions=8, optimizer=optimizer,
+        recompute=recompute,
+    )  # fmt: skip
 
 
 def check(cases: Sequence[Case]) -> Iterator[Status]:
     """Whether the system of each case trains the model, in their order; one start for all not remembered."""
     yield from remembered(
-        cases, _key, lambda left: _tried([(case.system, model_of(case).shape.gate) for case in left])
+        cases, _key, lambda left: _tried([_trial(case) for case in left])
     )
 
 
-def _tried(trials: Sequence[tuple[str, GateSpec]]) -> list[Status]:
-    """Statuses of systems, each with a gate."""
-    refusals = [get(system).supports(small(gate), RANKS) for system, gate in trials]
+def _trial(case: Case) -> tuple:
+    shape = model_of(case).shape
+    return case.system, shape.gate, shape.optimizer, shape.recompute
+
+
+def _tried(trials: Sequence[tuple]) -> list[Status]:
+    """Statuses of systems, each with a gate, and an optimiser and recomputation where they are not the default."""
+    refusals = [get(system).supports(small(*of_model), RANKS) for system, *of_model in trials]
     able = [one for one, refusal in zip(trials, refusals) if refusal is None]
     seen = iter(on_ranks(TARGET, able, TIMEOUT_S, TIMEOUT_MORE_S))
     return [next(seen) if refusal is None else Status("unsupported", refusal) for refusal in refusals]
 
 
-def run_rank(group: Group, trials: Sequence[tuple[str, GateSpec]]) -> list[str | None]:
+def run_rank(group: Group, trials: Sequence[tuple]) -> list[str | None]:
     """What is wrong with each system on this rank, or None."""
-    return [_problem(group, system, gate) for system, gate in trials]
+    return [_problem(group, *trial) for trial in trials]
 
 
-def _problem(group: Group, system: str, gate: GateSpec) -> str | None:
+def _problem(group: Group, system: str, gate: GateSpec, optimizer: str = "sgd", recompute: bool = False) -> str | None:
     """What is wrong with one of them."""
-    shape, cpu = small(gate), torch.device("cpu")
-    step = get(system).build(shape, Place(group, cpu, made_up), seed=1)
+    shape, cpu = small(gate, optimizer, recompute), torch.device("cpu")
+    rate = LEARNING_RATE if optimizer == "adamw" else 0.0
+    step = get(system).build(shape, Place(group, cpu, made_up), seed=1, learning_rate=rate)
     data = sample_data(shape, cpu, 100 + group.rank)
-    wanted_loss, wanted = _by_autograd(GPT2MoE(shape, group, cpu, seed=1), data, group)
+    model = GPT2MoE(replace(shape, recompute=False), group, cpu, seed=1)
+    adam = AdamW(model.parameters(), rate) if rate else None
     for run in (1, 2):
+        wanted_loss, wanted = _by_autograd(model, data, group)
         loss, found = step.run(data), step.gradients()
         pairs = {"loss": (loss, wanted_loss), **{name: (found[name], wanted[name]) for name in wanted if name in found}}
         for name, (ours, theirs) in pairs.items():
@@ -72,6 +87,10 @@ def _problem(group: Group, system: str, gate: GateSpec) -> str | None:
         missing = [name for name in wanted if name not in found and not name.endswith(("b1_LF", "b2_LD"))]
         if missing:
             return f"{system}: no gradient of {', '.join(missing)}"
+        if adam is not None:
+            for name, parameter in model.named_parameters():
+                parameter.grad = wanted[name] if name in found else None
+            adam.step()
     return None
 
 
@@ -101,8 +120,8 @@ def made_up(model: nn.Module, data: Sequence[Tensor], group: Group) -> Profile:
 
 def _key(case: Case) -> str:
     here = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    gate = model_of(case).shape.gate.label
-    parts = [case.system, gate, RANKS, RANKS_PER_NODE, here, code_hash(), torch.__version__, sys.version]
+    system, gate, *training = _trial(case)
+    parts = [system, gate.label, *training, RANKS, RANKS_PER_NODE, here, code_hash(), torch.__version__, sys.version]
     return hashlib.sha256(json.dumps(["model", *parts]).encode()).hexdigest()[:32]
 
 

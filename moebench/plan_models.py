@@ -106,7 +106,8 @@ def _systems(experiment: ModelExperiment, asked: Sequence[str]) -> list[str]:
 
 def check_key(case: Case) -> tuple[Hashable, ...]:
     """Cases of one key are right or wrong together: a check tries a small model."""
-    return case.system, model_of(case).shape.gate
+    shape = model_of(case).shape
+    return case.system, shape.gate, shape.optimizer, shape.recompute
 
 
 def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
 from moebench.systems.lancet.capture import StepGraph
@@ -27,6 +27,7 @@ class Place:
     Attributes:
         profile: from a model, a step's data and the group to what prices its graphs; called by profiled systems only.
         memory_bytes: of a device; None: no limit.
+        dtype: of parameters and activations.
         tell: called with a line for each stage of planning.
     """
 
@@ -34,6 +35,7 @@ class Place:
     device: torch.device
     profile: Callable[[GPT2MoE, Sequence[Tensor], Group], Profile] | None = None
     memory_bytes: int | None = None
+    dtype: torch.dtype = torch.float32
     tell: Callable[[str], None] = lambda line: None
 
 
@@ -43,12 +45,13 @@ class ModelStep:
 
     Attributes:
         run: from ids [B, S] and labels [B, S] to the loss of this rank; gradients stand in the parameters' `grad`.
+        parameters: and what else of the training lives from step to step.
         gradients: by name, once `run` has run; names and layout are those of `moebench.workloads.models.GPT2MoE`.
         planned: what a profiled system decided; None on ranks that loaded what another one planned.
     """
 
     run: Callable[[Sequence[Tensor]], Tensor]
-    parameters: list[nn.Parameter]
+    parameters: list[Tensor]
     gradients: Callable[[], dict[str, Tensor]]
     planned: Optimised | None = None
 

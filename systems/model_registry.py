@@ -6,8 +6,10 @@ A name may carry options, `lancet+moves=false`, `tutel+degree=4`.
 from functools import cache
 
 from moebench.systems.in_model import InModel
+from moebench.systems.interface import System
 from moebench.systems.lancet.system import LANCET, RAF
 from moebench.systems.model_interface import ModelSystem
+from moebench.systems.moesys.fusion import GROUP_BYTES
 from moebench.systems.registry import get as get_layer
 from moebench.systems.registry import stem_of
 from moebench.workloads.errors import InputError, one_of
@@ -16,8 +18,11 @@ _SOURCES = {
     "tutel": "Tutel 0.3 in GPT-2, torch DistributedDataParallel (Lancet's artifact)",
     "deepspeed": "DeepSpeed 0.5.8 in GPT-2, ZeRO stage 0: sums behind the backward (Lancet's artifact)",
 }
+_STAGE_2 = "DeepSpeed in GPT-2, ZeRO stage 2 with overlap_comm: gradients and states divided, sums beside the backward"
+_MOESYS = "MoESys, arXiv 2205.10034, as released (PaddleFleetX): stage 2 over fused groups of 256 MiB"
 _OVERLAPS = {"tutel": True, "deepspeed": False}
-NAMES = (LANCET.name, RAF.name, *_SOURCES)
+MOESYS = "moesys"
+NAMES = (LANCET.name, RAF.name, *_SOURCES, MOESYS)
 
 
 @cache
@@ -29,7 +34,14 @@ def get(name: str) -> ModelSystem:
     """
     stem = stem_of(name)
     if stem in _SOURCES:
-        return InModel(get_layer(name), _SOURCES[stem], _OVERLAPS[stem])
+        zero = [pair for pair in name.split("+")[1:] if pair.startswith("zero=")]
+        layer = get_layer("+".join(part for part in name.split("+") if part not in zero))
+        if stem == "deepspeed" and zero:
+            return _deepspeed(name, layer, zero)
+        if not zero:
+            return InModel(layer.name, f"{layer.title} in the model", _SOURCES[stem], layer, _OVERLAPS[stem])
+    if name == MOESYS:
+        return InModel(MOESYS, "MoESys", _MOESYS, None, True, divides=True, bucket_bytes=GROUP_BYTES)
     if stem not in NAMES:
         raise one_of("system for models", stem, NAMES)
     if name == stem:
@@ -43,6 +55,12 @@ def get(name: str) -> ModelSystem:
             raise InputError(f"system {name!r}: write each option once, as +name=value, not {pair!r}")
         options[option] = value
     return LANCET.variant(options)
+
+
+def _deepspeed(name: str, layer: System, zero: list[str]) -> ModelSystem:
+    if zero != ["zero=2"]:
+        raise InputError(f"system {name!r}: zero=2 divides gradients and states; without it they are on every rank")
+    return InModel(name, f"{layer.title}, ZeRO-2", _STAGE_2, layer, True, divides=True)
 
 
 def reference() -> ModelSystem:

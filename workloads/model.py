@@ -1,7 +1,8 @@
 """One training step of a whole model as a workload: which model, gate, batch and precision. Plain data, no torch.
 
-A model is named `gpt2-s-moe`, `gpt2-l-moe` (Lancet, arXiv 2404.19429), or is of any size: `gpt2-moe` with options, as
-`gpt2-moe+layers=4+d_model=128+heads=4+sequence=64+vocabulary=512`. All may have `+attention=fused`: one operator in
+A model is named `gpt2-s-moe`, `gpt2-l-moe` (Lancet, arXiv 2404.19429), `gpt-4096-moe` (MoESys, arXiv 2205.10034), or is
+of any size: `gpt2-moe` with options, as `gpt2-moe+layers=4+d_model=128+heads=4+sequence=64+vocabulary=512`, and as
+`+experts_of_rank=1+optimizer=adamw+recompute=1`. All may have `+attention=fused`: one operator in
 place of the paper's plain ones, which keep all scores.
 """
 
@@ -11,21 +12,24 @@ from typing import Any, ClassVar
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.models.shape import ATTENTIONS, GPT2MoEShape, gpt2_l_moe, gpt2_s_moe
+from moebench.workloads.models.shape import ATTENTIONS, OPTIMIZERS, GPT2MoEShape, gpt2_l_moe, gpt2_s_moe, gpt_4096_moe
 
 ANY_SIZE = "gpt2-moe"
-NAMED = {"gpt2-s-moe": gpt2_s_moe, "gpt2-l-moe": gpt2_l_moe}
+NAMED = {"gpt2-s-moe": gpt2_s_moe, "gpt2-l-moe": gpt2_l_moe, "gpt-4096-moe": gpt_4096_moe}
 MODELS = (*NAMED, ANY_SIZE)
 ATTENTION = "attention"  # an option of all
 SIZES = ("layers", "d_model", "heads", "d_ffn", "sequence", "moe_every", "vocabulary", "positions")
+TRAINING = ("experts_of_rank", "optimizer", "recompute")
 # fp32 whose products run on matrix units that keep 10 bits of the factors, as torch 1.10 did by default on A100.
 TF32 = "tf32"
-MODEL_DTYPES = ("fp32", TF32)
+HALVES = ("bf16", "fp16")
+MODEL_DTYPES = ("fp32", TF32, *HALVES)
 EXPERTS_OF_A_RANK = 2
+_WORDS = {ATTENTION: ATTENTIONS, "optimizer": OPTIMIZERS}
 
 
 def shape_of(model: str, gate: GateSpec, batch_size: int, ranks: int) -> GPT2MoEShape:
-    """The shape of a model by name on so many ranks, two experts on each.
+    """The shape of a model by name on so many ranks; of one of any size, two experts on each unless it says otherwise.
 
     Raises:
         InputError: unknown model or option, or a value that an option can't have.
@@ -33,13 +37,14 @@ def shape_of(model: str, gate: GateSpec, batch_size: int, ranks: int) -> GPT2MoE
     stem, *pairs = model.split("+")
     if stem not in MODELS:
         raise one_of("model", stem, MODELS)
-    options = _options(model, pairs, (ATTENTION,) if stem in NAMED else (*SIZES, ATTENTION))
+    options = _options(model, pairs, (ATTENTION,) if stem in NAMED else (*SIZES, *TRAINING, ATTENTION))
     attention = options.pop(ATTENTION, ATTENTIONS[0])
     if stem in NAMED:
         return replace(NAMED[stem](ranks, batch_size, gate), attention=attention)
     sizes: dict[str, Any] = {"layers": 4, "d_model": 128, "heads": 4, "sequence": 64, "vocabulary": 512, **options}
     sizes = {"d_ffn": 4 * sizes["d_model"], "positions": sizes["sequence"], **sizes}
-    experts = EXPERTS_OF_A_RANK * ranks
+    experts = sizes.pop("experts_of_rank", EXPERTS_OF_A_RANK) * ranks
+    sizes["recompute"] = bool(sizes.get("recompute", 0))
     return GPT2MoEShape(experts=experts, batch_size=batch_size, gate=gate, attention=attention, **sizes)
 
 
@@ -50,9 +55,9 @@ def _options(model: str, pairs: Sequence[str], allowed: Sequence[str]) -> dict[s
         name, _, text = pair.partition("=")
         if name not in allowed:
             raise one_of(f"option of {model.partition('+')[0]}", name, allowed)
-        if name == ATTENTION:
-            if text not in ATTENTIONS:
-                raise one_of(f"{ATTENTION} of {model!r}", text, ATTENTIONS)
+        if name in _WORDS:
+            if text not in _WORDS[name]:
+                raise one_of(f"{name} of {model!r}", text, _WORDS[name])
             found[name] = text
         elif text.isdecimal():
             found[name] = int(text)
@@ -68,7 +73,7 @@ class ModelWorkload:
     Attributes:
         model: its name.
         shape: what the name means on the ranks of the case.
-        dtype: `fp32`, or `tf32`: fp32 whose products are TF32.
+        dtype: `fp32`, `tf32`: fp32 whose products are TF32, or `bf16` or `fp16`, with Adam and its masters in FP32.
         seed: of weights and tokens, where there are any.
     """
 
@@ -102,4 +107,6 @@ class ModelWorkload:
         """Why it has no meaning on `ranks` ranks, naming the keys; None when it has one."""
         if self.dtype not in MODEL_DTYPES:
             return f"dtype = {self.dtype!r}: choose one of {', '.join(MODEL_DTYPES)}"
+        if self.dtype in HALVES and self.shape.optimizer != "adamw":
+            return f"dtype = {self.dtype!r}: needs optimizer = 'adamw', whose masters are FP32"
         return self.shape.problem(ranks)

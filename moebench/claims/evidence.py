@@ -17,7 +17,7 @@ METRICS = (
     *(*SUBJECTS, "time_if", "time_if_both", "device_bytes", "link_bytes", "flops", "launches"),
     *("exposed_communication", "alltoall_over_expert_time", "alltoall_share_of_step"),
     *("throughput", "mfu", "exposed_comm", "attention_and_gemm", "other"),
-    *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
+    *("memory_activations", "memory_model_states", "memory_other", "memory_total", "peak_memory"),
     *("prediction_error", "optimisation_time", "best_partition_count"),
 )
 

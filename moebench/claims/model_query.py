@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.claims.evidence import Evidence
+from moebench.claims.model_amounts import AMOUNTS, SCOPE_KEYS, amounts, is_meant
 from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number, reduced, speedups
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with, readings
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
@@ -28,7 +29,7 @@ QUANTITIES = {
     "optimisation_time": "optimisation_time",
 }
 METRICS = ("step_time", "exposed_communication", *QUANTITIES.values())
-_KEYS = ("gate", "model", "cluster", "nodes", "gpus", "gpus_per_node", "batch_size", "dtype")
+_KEYS = ("gate", "model", "cluster", "nodes", "gpus", "gpus_per_node", "batch_size", "dtype", *SCOPE_KEYS)
 OUT_OF_MEMORY = "out-of-memory"
 EITHER, NEITHER = "either pass alone", "no pass"  # lists of compared_with.csv: the first has weight gradients unmoved
 
@@ -116,7 +117,8 @@ def points_of(claim: Claim, experiment: ModelExperiment, reading: ModelReading) 
                 nodes, _, per_node = size.partition("x")
                 workload = workload_of(experiment, reading, model, gate, gpu, int(nodes) * int(per_node))
                 point = Point(model, gate.label, workload.shape.batch_size, workload.dtype, f"{size}-{gpu}")
-                if named(claim, "batch_size", (point.batch_size,)) and named(claim, "dtype", (point.dtype,)):
+                is_own = named(claim, "batch_size", (point.batch_size,)) and named(claim, "dtype", (point.dtype,))
+                if is_own and is_meant(claim, workload.shape):
                     found.append(point)
     if not found:
         raise CantAnswer(f"experiment {experiment.name} has no case of the claim's scope")
@@ -168,6 +170,10 @@ def _condition(
         ours, theirs = _drawn(both)
         values = 1 - ours / theirs
         missing = np.full(values.shape, "", dtype=object)
+    elif claim.metric in AMOUNTS:
+        values, behind, have = amounts(claim, points, tables, lambda p, name: _best(steps, p, name, systems))
+        used = list(behind)
+        missing = np.where(np.isnan(values), "system out of memory", "").astype(object)
     elif claim.metric in QUANTITIES:
         table = tables.get(QUANTITIES[claim.metric], {})
         have = [p for p in points if any((p, s) in table and _is(own, s) for s in systems)]

@@ -11,6 +11,8 @@ from moebench.pulse import beat
 from moebench.systems.model_interface import Place
 from moebench.systems.model_registry import get
 from moebench.systems.planning import MeasuredProfile, sample_data
+from moebench.workloads.dtypes import torch_dtype
+from moebench.workloads.model import HALVES
 
 STAGE_S = 600.0  # how long a stage of planning may take: it runs the step again and again, on every rank
 
@@ -33,7 +35,12 @@ def model_step(case: Case, device: torch.device, group: Group | None = None) -> 
         reason = memory_problem(workload, group.size, memory_bytes())
         if reason:
             raise MemoryError(reason)
-    place = Place(group, device, MeasuredProfile, tell=lambda stage: beat(STAGE_S, f"{case.name}: {stage}"))
+    dtype = torch_dtype(workload.dtype) if workload.dtype in HALVES else torch.float32
+
+    def tell(stage: str) -> None:
+        beat(STAGE_S, f"{case.name}: {stage}")
+
+    place = Place(group, device, MeasuredProfile, dtype=dtype, tell=tell)
     step = system.build(workload.shape, place, workload.seed)
     data = sample_data(workload.shape, device, workload.seed * 1_000_003 + group.rank + 1)
     return Step(lambda: step.run(data), (*step.parameters, *data))

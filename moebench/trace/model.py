@@ -44,8 +44,9 @@ from moebench.systems.planning import (
 from moebench.trace.alone import trace_call
 from moebench.trace.errors import OutOfMemory, Unsupported
 from moebench.trace.recorder import Recorder, record_step
+from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.machine import Topology
-from moebench.workloads.model import TF32
+from moebench.workloads.model import HALVES, TF32
 
 _SMALLEST, _LARGEST = 2**10, 2**31  # bytes of a message, as nccl-tests has them
 _LAUNCHES_OF_A_PART = 14  # small operators that a part of a MoE layer has besides: where its rows lie, and copies
@@ -119,6 +120,7 @@ def _traced(name: str, workload, key: _Key) -> Traced:  # type: ignore[no-untype
         torch.device("meta"),
         lambda model, data, group: MachineProfile(model, data, group, topology, workload.dtype),
         _free_bytes(topology),
+        torch_dtype(workload.dtype) if workload.dtype in HALVES else torch.float32,
         _tell,
     )
     try:

@@ -50,7 +50,9 @@ class GraphSystem:
         self.name, self.title, self.source = name, title, _SOURCE
 
     def supports(self, shape: GPT2MoEShape, ranks: int) -> str | None:
-        """None, or why the model has no meaning."""
+        """None, or why the model has no meaning, or how it trains is no part of a captured graph."""
+        if shape.optimizer != "sgd" or shape.recompute:
+            return "a captured graph trains with sgd, and recomputes nothing"
         return shape.problem(ranks)
 
     def build(self, shape: GPT2MoEShape, place: Place, seed: int = 0, learning_rate: float = 0.0) -> ModelStep:

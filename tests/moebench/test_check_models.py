@@ -4,6 +4,7 @@ import torch
 
 from moebench import check_models
 from moebench.kernels.collectives.group import described_group
+from moebench.systems import mixed_adam
 from moebench.systems.model_registry import get
 from moebench.workloads.layer import GateSpec
 
@@ -16,6 +17,22 @@ def test_systems_train_the_model_on_real_ranks():
     found = check_models._tried(trials)
     assert [one.status for one in found] == ["passed", "passed", "unsupported"]
     assert "no gate bpr" in found[2].reason
+
+
+def test_systems_train_with_adam_on_real_ranks():
+    """States on every rank and divided, recomputed and not; the second step is one of changed weights."""
+    two, ways = GateSpec("topk", 2), ("moesys", "deepspeed", "deepspeed+zero=2")
+    found = check_models._tried([(way, two, "adamw", way != "deepspeed") for way in ways] + [("lancet", two, "adamw")])
+    assert [one.status for one in found] == ["passed"] * 3 + ["unsupported"], found
+    assert "trains with sgd" in found[3].reason
+
+
+def test_a_wrong_update_is_found(monkeypatch):
+    """A rank that does not take the others' parts of the parameters is seen by the second step."""
+    trial = ("moesys", GateSpec("topk", 2), "adamw", True)
+    assert check_models._problem(ALONE, *trial) is None
+    monkeypatch.setattr(mixed_adam._Bucket, "take", lambda self, flat: None)
+    assert "run 2" in check_models._problem(ALONE, *trial)
 
 
 def test_a_wrong_gradient_is_found(monkeypatch):

@@ -81,7 +81,7 @@ def test_models_are_named_or_of_any_size(model, says):
     assert shape_of("gpt2-s-moe+attention=fused", GateSpec("switch"), 4, 2).attention == "fused"
     with pytest.raises(InputError, match=says):
         shape_of(model, GateSpec("switch"), 4, 2)
-    assert "choose one of fp32, tf32" in ModelWorkload("gpt2-moe", shape, "bf16").problem(2)
+    assert "choose one of fp32, tf32, bf16, fp16" in ModelWorkload("gpt2-moe", shape, "fp8").problem(2)
 
 
 @pytest.mark.parametrize("attention", ["scores", "fused"])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from moebench.kernels.attention import attention, attention_with_scores
 from moebench.kernels.collectives.group import Group
@@ -129,7 +130,7 @@ class GPT2MoE(nn.Module):
             x_BSD = self.tokens(ids_BS) + self.places.weight[: self.shape.sequence]
             x_TD = x_BSD.view(self.shape.tokens, self.shape.d_model)
         for block in self.blocks:
-            x_TD = block(x_TD)
+            x_TD = _recomputed(block, x_TD) if self.shape.recompute else block(x_TD)
         with region("dense"):
             logits_TV = torch.mm(self.norm(x_TD), self.tokens.weight.t())
         with region("loss"):
@@ -166,3 +167,7 @@ class GPT2MoE(nn.Module):
             layer.w2_LFD[place].normal_(std=scaled, generator=generator)
         layer.b1_LF.zero_()
         layer.b2_LD.zero_()
+
+
+def _recomputed(block: nn.Module, x_TD: Tensor) -> Tensor:
+    return checkpoint(block, x_TD, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]

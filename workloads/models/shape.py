@@ -11,6 +11,7 @@ from moebench.workloads.layer import ACTIVATIONS, GateSpec
 
 GATES = ("switch", "topk", "bpr")
 ATTENTIONS = ("scores", "fused")
+OPTIMIZERS = ("sgd", "adamw")
 # C = floor(cf x ceil(T / E)), and no auxiliary loss: what the paper's models train with.
 MODEL_CONVENTIONS = Conventions(capacity_rule="k-times-floor", auxiliary=0.0)
 
@@ -26,6 +27,8 @@ class GPT2MoEShape:
         vocabulary, positions: rows of the two embeddings; the output head is the first of them.
         activation: of the experts; dense blocks take GELU.
         attention: `scores` in plain operators that keep them, as the paper's frameworks had it; `fused`, one operator.
+        optimizer: `sgd` without momentum, or `adamw` with masters and moments in FP32.
+        recompute: whether a block keeps its input alone, and the backward runs it once more.
         conventions: rule of capacity, minimum and alignment, order of the queue.
     """
 
@@ -43,6 +46,8 @@ class GPT2MoEShape:
     positions: int = 1024
     activation: str = "relu"
     attention: str = "scores"
+    optimizer: str = "sgd"
+    recompute: bool = False
     conventions: Conventions = MODEL_CONVENTIONS
 
     @property
@@ -113,6 +118,8 @@ class GPT2MoEShape:
             return f"activation = {self.activation!r}: choose one of {', '.join(ACTIVATIONS[:2])}"
         if self.attention not in ATTENTIONS:
             return f"attention = {self.attention!r}: choose one of {', '.join(ATTENTIONS)}"
+        if self.optimizer not in OPTIMIZERS:
+            return f"optimizer = {self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}"
         if self.capacity_factor <= 0 or self.capacity < 1:
             return f"capacity_factor = {self.capacity_factor} leaves no slot for {self.tokens} tokens"
         return None
@@ -130,4 +137,16 @@ def gpt2_s_moe(ranks: int, batch_size: int, gate: GateSpec | None = None) -> GPT
 def gpt2_l_moe(ranks: int, batch_size: int, gate: GateSpec | None = None) -> GPT2MoEShape:
     """GPT2-L-MoE: 24 layers of 1024, 16 heads, two experts a GPU; 24 sequences a GPU on A100 and 8 on V100."""
     shape = GPT2MoEShape(24, 1024, 16, 4 * 1024, 2 * ranks, batch_size)
+    return shape if gate is None else replace(shape, gate=gate)
+
+
+def gpt_4096_moe(ranks: int, batch_size: int, gate: GateSpec | None = None) -> GPT2MoEShape:
+    """MoESys' models of 13.9 to 207.2 billion parameters (PaddleFleetX): 12 layers of 4096, 64 heads, an expert a GPU.
+
+    Sequences of 1,024 tokens, Adam and recomputation are those of the repository's scripts.
+    """
+    shape = GPT2MoEShape(
+        12, 4096, 64, 4 * 4096, ranks, batch_size, sequence=1024, moe_every=1, vocabulary=50304, activation="gelu",
+        optimizer="adamw", recompute=True,
+    )  # fmt: skip
     return shape if gate is None else replace(shape, gate=gate)
