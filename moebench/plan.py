@@ -75,6 +75,7 @@ class Machines:
     def __init__(self, overrides: Mapping[str, str] | None = None, load: Load | None = None) -> None:
         self._overrides = dict(overrides or {})
         self._given = load
+        self._plain: dict[str, Topology] = {}
         self._loaded: dict[str, Topology] = {}
 
     @cached_property
@@ -85,10 +86,16 @@ class Machines:
 
         return load_topology
 
+    def known(self, name: str) -> Topology:
+        """The topology as it is described, without overrides."""
+        if name not in self._plain:
+            self._plain[name] = self._load(name)
+        return self._plain[name]
+
     def __call__(self, name: str) -> Topology:
         """The topology of that name or file."""
         if name not in self._loaded:
-            topology = self._load(name)
+            topology = self.known(name)
             if self._overrides:
                 from moebench.workloads.load import with_overrides
 
@@ -146,9 +153,11 @@ def plan(suite: Suite, filters: Filters, engine: str = "auto", machines: Machine
     """
     if engine not in ENGINES:
         raise one_of("engine", engine, ENGINES)
-    machines = machines or Machines(filters.overrides)
+    is_new, machines = machines is None, machines or Machines(filters.overrides)
     _check_names(suite, filters)
     chosen = chosen_experiments(suite, filters)
+    if is_new and not filters.topologies:
+        _check_places(suite, chosen, machines)
     context = Context(suite, filters, engine, machines, place_names(chosen))
     found: dict[tuple[object, ...], Case] = {}
     for experiment in chosen:
@@ -158,6 +167,16 @@ def plan(suite: Suite, filters: Filters, engine: str = "auto", machines: Machine
     if not found:
         raise InputError(f"suite {suite.name}: no case is left after the filters")
     return sorted(found.values(), key=lambda case: not case.is_default)
+
+
+def _check_places(suite: Suite, experiments: Sequence[AnyExperiment], machines: Machines) -> None:
+    """Refuse a topology or node type that there is not, naming whose it is."""
+    for experiment in experiments:
+        for name in experiment.topologies:
+            try:
+                machines.known(name)
+            except InputError as error:
+                raise InputError(f"{source(suite)}: experiment {experiment.name}: {error}") from None
 
 
 def chosen_experiments(suite: Suite, filters: Filters) -> list[AnyExperiment]:

@@ -26,6 +26,8 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
     from moebench.workloads.load_decoder import load_decoder
 
     where = f"{source}: experiment {experiment.name}"
+    if ONE_RANK in experiment.sizes:
+        raise InputError(f"{source}: experiment {experiment.name}: sizes: {ONE_RANK} is one rank, a part takes several")
     for grid in experiment.parts:
         for name in grid.systems:
             try:

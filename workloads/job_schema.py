@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from moebench.workloads.errors import one_of
 from moebench.workloads.experiment_schema import Described, SystemName
 from moebench.workloads.job import JOB_DTYPES, MOST_SKEW
-from moebench.workloads.schema import Name, Number, Size, Strict, Text, choice, fault, pattern
+from moebench.workloads.schema import Layers, Name, Number, Size, Strict, Text, choice, fault, pattern
 
 JOB_METRICS = (
     *("iteration_time", "throughput", "mfu", "exposed_comm", "attention_and_gemm", "other"),
@@ -34,7 +34,7 @@ class JobReadingFile(Strict):
     stages: Counts
     micro_batch: Count = 1
     chunks: Annotated[int, Field(ge=1, le=1024)] = 1
-    layers: list[Count] = Field(default_factory=list)
+    layers: list[Layers] = Field(default_factory=list)
     skew: Annotated[Number, Field(ge=0, le=MOST_SKEW)] = 0.0
     instead: dict[SystemName, SystemName] = Field(default_factory=dict)
 

@@ -89,6 +89,7 @@ Size = Annotated[str, pattern("a size: write NODESxGPUS such as 4x8", SIZE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # Upper bounds are far beyond any machine or model, and keep what is computed from them finite.
 Count = Annotated[int, Field(ge=1, le=2**16)]  # nodes, GPUs, NICs
+Layers = Annotated[int, Field(ge=1, le=2**12)]  # of a model; each is built
 Width = Annotated[int, Field(ge=1, le=2**20)]  # dimensions of a model
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -167,7 +168,7 @@ class PublishedFile(Strict):
 class DecoderFile(Strict):
     """The whole decoder that a model's layer stands in."""
 
-    layers: Count
+    layers: Layers
     heads: Count
     kv_heads: Count
     head_size: Width

@@ -34,9 +34,11 @@ RELATIONS = ("equal", "at-least", "at-most", "max-over", "mean-over", "finding")
 EVIDENCE = ("printed", "digitised", "official-repo", "secondary")
 # How an error is computed, by unit; the number turns an absolute quantity into SI.
 RATIO, FRACTION, EXACT, ABSOLUTE = "ratio", "fraction", "exact", "absolute"
+SHARE = "share"
 UNITS: Mapping[str, tuple[str, float]] = {
     "ratio": (RATIO, 1.0),
     "fraction": (FRACTION, 1.0),
+    SHARE: (ABSOLUTE, 1.0),  # of a whole, such as a utilisation: unlike a reduction it has no winner
     "count": (EXACT, 1.0),
     "k": (EXACT, 1.0),
     "word": (EXACT, 1.0),

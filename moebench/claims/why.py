@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from moebench.claims import verdict as v
 from moebench.claims.deciding import WORTH_NAMING, Influence
 from moebench.claims.query import Obtained
-from moebench.claims.reported import EXACT, FRACTION, RATIO, Claim
+from moebench.claims.reported import EXACT, FRACTION, RATIO, SHARE, Claim
 from moebench.claims.words import factor_words, level_words, outcome_words
 from moebench.plan_gates import ENGINE as COUNT
 
@@ -28,7 +28,7 @@ def quantity(claim: Claim, value: float | str | None) -> str:
         return value
     if claim.kind == RATIO:
         return f"{value:.3g}x" if value < 1000 else f"{value:.0f}x"
-    if claim.kind == FRACTION:
+    if claim.kind == FRACTION or claim.unit == SHARE:
         return f"{100 * value:.3g} %"
     return f"{value:.4g}" if claim.kind == EXACT else f"{value:.4g} {claim.unit}"
 

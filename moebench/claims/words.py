@@ -10,7 +10,7 @@ from moebench.claims.reported import BEST_OTHER, Claim
 DEFINITIONS: Mapping[str, str] = {
     v.REPRODUCED: f"within {100 * v.TOLERANCE:.0f} % of what was reported; a bound holds",
     v.DIRECTION_ONLY: "the same winner, by another factor",
-    v.CONTRADICTED: "the other winner, or a bound that does not hold",
+    v.CONTRADICTED: "the other winner, an absolute number that is further off, or a bound that does not hold",
     v.CALIBRATED: "a parameter was fitted to the claim's own data, so that agreeing proves nothing",
     v.DEPENDS: f"fewer than {100 * v.AGREEMENT:.0f} % of the draws agree",
     v.NOT_RUN: "the run does not answer it",
@@ -27,6 +27,7 @@ _ASSUMPTIONS = {
     "rivals": "the choice of rivals",
 }
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_SHORT = {"mfu": "MFU", "gemm": "GEMM"}
 _A_GPU = re.compile(r"(?:(\d+)\s*\*\s*)?world")
 
 
@@ -43,7 +44,7 @@ def baseline_words(claim: Claim) -> str:
 def claim_words(claim: Claim) -> str:
     """What is claimed, without the number: `max step speedup of A against B, gate switch, batch size 32`."""
     baseline = baseline_words(claim)
-    metric = "" if claim.metric == "finding" else claim.metric.replace("_", " ")
+    metric = "" if claim.metric == "finding" else " ".join(_SHORT.get(w, w) for w in claim.metric.split("_"))
     words = " of ".join(filter(None, (metric, claim.system))) or claim.experiment
     scope = [
         value.replace(",", ", ") if key in ("scope", "gates") else f"{key.replace('_', ' ')} {value}"

@@ -14,7 +14,7 @@ _TIMES = ("us", "ms", "s", "minutes", "hours")
 # Unit of an axis -> units of reported numbers that it can show.
 _UNITS: Mapping[str, tuple[str, ...]] = {
     "": ("ratio", "count", "k"),
-    "%": ("fraction",),
+    "%": ("fraction", "share"),
     **dict.fromkeys(("GiB", "GB"), ("B", "MB", "GB")),
     "ktokens/s": ("tokens/s", "ktokens/s"),
     **dict.fromkeys(("us", "ms", "s", "min"), _TIMES),

@@ -119,7 +119,7 @@ class MegaScale:
 
     def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
         """Names with the options that are worth trying: ranks of a layer, strategies, overlap, what is kept."""
-        listed = [] if model.shape.qk_norm else [("sp", "ep-ag", "intra"), *(("sp", by, "inter") for by in EXPERTS)]
+        listed = [("sp", "ep-ag", "intra"), *(("sp", by, "inter") for by in EXPERTS)]
         plain = [(by, experts_by, "none") for by in ("sp", "tp") for experts_by in experts.STRATEGIES]
         known = {one[:2] for one in listed}
         ways = listed + [one for one in plain if one[:2] not in known]
@@ -128,7 +128,7 @@ class MegaScale:
             if ranks > node_ranks or node_ranks % ranks:
                 continue
             # On one rank nothing travels, so that all strategies are one.
-            for attention_by, experts_by, overlap in ways[1 if listed else 0 :][:1] if ranks == 1 else ways:
+            for attention_by, experts_by, overlap in ways[1:2] if ranks == 1 else ways:
                 of_layer = {"ranks": NODE if ranks == node_ranks else str(ranks), "attention": attention_by}
                 rest = {"experts": experts_by, "overlap": overlap}
                 found += [of_layer | rest | {"keep": keep} for keep in ("selective", "all")]

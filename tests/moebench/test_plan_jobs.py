@@ -104,6 +104,8 @@ def test_cases_with_the_same_micro_batches_go_together(own):
         ("{ megascale =", "{ raf =", "unknown system of reading two 'raf'"),
         ('metric = "throughput"', 'metric = "speed"', "unknown metric 'speed'"),
         ("layers = [8]", "layers = [8]\nskew = 9.0", "skew: input should be less than or equal to 4"),
+        ("layers = [8]", "layers = [8192]", "layers.*: input should be less than or equal to 4096"),
+        ('"h800", "h20"', '"h800", "h900"', r"own.toml: experiment layouts: unknown topology '2x8-h900'"),
         ("layers = [8]", "layers = [7]\nchunks = 2", "layers = 7 can't be divided among stages = 1 with chunks = 2"),
     ],
 )

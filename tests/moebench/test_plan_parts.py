@@ -1,5 +1,6 @@
 """Which cases an experiment of parts and the user's filters make, and which of them real ranks run."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,13 @@ def test_real_ranks_of_cpus_refuse_what_is_too_large_and_what_nobody_has(suite):
     assert shape_of(part_of(fused)).d_model == 4096
     serial = cases["intra-operator-overlap/qkv+a2a/mixtral-8x7b-t8192/1x8-h800/serial"]
     assert refusal(serial, here)[1] == 'bf16 products are no precision of a CPU: give the part dtypes = ["fp32"]'
+
+
+def test_a_part_takes_several_ranks(tmp_path):
+    """A size of one rank is refused with its key, instead of no case being left."""
+    suite = load_suite(written(tmp_path, re.sub(r"sizes = \[.*?\]\nnode_types", 'sizes = ["1x1"]\nnode_types', TEXT)))
+    with pytest.raises(InputError, match="sizes: 1x1 is one rank, a part takes several"):
+        plan(suite, Filters())
 
 
 def test_a_part_may_be_in_fp32(tmp_path):

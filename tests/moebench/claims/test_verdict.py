@@ -108,6 +108,8 @@ def test_absolute_errors_are_relative(theirs, ours, scale):
         (0.33, "fraction", "equal", 0.30, v.REPRODUCED),
         (0.33, "fraction", "equal", 0.20, v.DIRECTION_ONLY),
         (0.33, "fraction", "equal", -0.1, v.CONTRADICTED),
+        (0.32, "share", "equal", 0.30, v.REPRODUCED),
+        (0.32, "share", "equal", 0.45, v.CONTRADICTED),  # a utilisation: nobody wins
         (20, "minutes", "at-most", 3, v.REPRODUCED),
         (20, "minutes", "at-most", 25, v.CONTRADICTED),
         (4.19, "s", "equal", 4.5, v.REPRODUCED),
