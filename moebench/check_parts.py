@@ -7,6 +7,7 @@ is remembered with a hash of the code.
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from moebench.case import Case
 from moebench.correctness import RANKS, RANKS_PER_NODE, TIMEOUT_S, Status, code_hash, on_ranks, remembered
 from moebench.kernels.collectives.group import Group
 from moebench.plan_parts import of_part
-from moebench.systems.part_interface import Setting
+from moebench.systems.part_interface import Setting, parsed
 from moebench.systems.part_registry import make
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.models.decoder import DecoderShape
@@ -56,7 +57,9 @@ def run_rank(group: Group, trials: Sequence[tuple[str, str, int]]) -> list[str |
 
 def _problem(group: Group, part: str, system: str, products: int) -> str | None:
     known = PARTS[part]
-    sizes = {**SIZES, **SUMMED_MB, "products": products}
+    chunks = parsed(system)[1].get("chunks", 1)
+    tokens = SIZES["tokens"] * (chunks // math.gcd(chunks, SIZES["tokens"] // group.size))  # that the chunks divide
+    sizes = {**SIZES, **SUMMED_MB, "products": products, "tokens": tokens}
     workload = PartWorkload(part, tuple((name, sizes[name]) for name in known.sizes), dtype=known.dtype)
     dtype = torch_dtype(known.dtype) if part in OWN_DTYPE else torch.float64
     shape = SHAPE if known.of_model else None

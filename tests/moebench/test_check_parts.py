@@ -24,7 +24,8 @@ def cases(studied=False):
     """A case of every part by every system, and with one product where there may be one."""
     found = []
     for name, part in PARTS.items():
-        for system in part.systems if part.is_studied == studied else ():
+        finer = [f"chunked+chunks={n}" for n in (3, 16)] if "chunked" in part.systems else []
+        for system in [*part.systems, *finer] if part.is_studied == studied else ():
             for products in (1, 2) if "products" in part.sizes and system == "serial" else (2,):
                 workload = workload_of(name, {**SIZES, "products": products, "parameters": 100}, "mixtral-8x7b")
                 found.append(SimpleNamespace(system=system, workload=workload))
