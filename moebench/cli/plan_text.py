@@ -132,10 +132,9 @@ def band_sentence(plan: Plan) -> str:
     best = f"the first is the fastest in {percent(band.best[0])} of {band.draws} draws of the uncertain parameters"
     if tied == 1:
         return f"Decided: {best}, and faster than each other one in at least 90 % of them."
-    places = ", ".join(str(place + 1) for place in band.undecided)
     return (
-        f"Not decided among {tied} settings ({places}; marked =): the first is faster than each of the others in less "
-        f"than 90 % of the draws; {best}."
+        f"Not decided among {tied} settings (the others marked =): the first is faster than each of the others in less "
+        f"than 90 % of the draws in which it fits; {best}."
     )
 
 

@@ -1,7 +1,7 @@
 """How far a ranking is decided: draws of the uncertain parameters in which the order is another one.
 
-Draw i is the same machine for every setting. Two settings can't be told apart where neither is the faster one in at
-least `SURE` of the draws, as verdicts on claims have it.
+Draw i is the same machine for every setting. A setting can't be told apart from the first one where that is the faster
+one in less than `SURE` of the draws in which it fits, as verdicts on claims have it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Band:
 
     Attributes:
         best: share of the draws in which each is the fastest.
-        slower: share in which the first one is faster than each; 0 for itself.
+        slower: of the draws in which the first one fits, the share in which it is faster than each; 0 for itself.
         draws: how many there are besides the nominal one; 0: nothing is known of the order.
     """
 
@@ -45,7 +45,9 @@ def band(steps: Sequence[np.ndarray]) -> Band:
     least_N = drawn_SN.min(axis=0)
     is_best_SN = (drawn_SN <= least_N * (1 + AS_FAST)) & np.isfinite(least_N)
     shared_SN = is_best_SN / np.maximum(is_best_SN.sum(axis=0), 1)
-    slower = (drawn_SN > drawn_SN[0] * (1 + AS_FAST)).mean(axis=1)
+    fits_N = np.isfinite(drawn_SN[0])
+    is_slower_SN = (drawn_SN > drawn_SN[0] * (1 + AS_FAST)) & fits_N
+    slower = is_slower_SN.sum(axis=1) / max(int(fits_N.sum()), 1)
     return Band(tuple(map(float, shared_SN.mean(axis=1))), tuple(map(float, slower)), count)
 
 
@@ -56,5 +58,7 @@ def could_matter(floor_s: np.ndarray, steps: Sequence[np.ndarray]) -> bool:
     first = min(steps, key=lambda one: float(one[0]))
     if floor_s[0] <= first[0]:
         return True
-    may_be_best = bool((floor_s <= np.min(steps, axis=0)).any())
-    return may_be_best or (len(floor_s) > 1 and float((floor_s[1:] > first[1:]).mean()) < SURE)
+    if (floor_s <= np.min(steps, axis=0)).any():
+        return True
+    fits_N = np.isfinite(first[1:])
+    return bool(fits_N.any()) and float((floor_s[1:] > first[1:])[fits_N].mean()) < SURE

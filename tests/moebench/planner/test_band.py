@@ -42,3 +42,14 @@ def test_a_floor_matters_where_it_may_win_a_draw_or_is_not_surely_slower():
     third = np.array([1.2, *[0.5] * 10])
     assert could_matter(np.array([1.05, *[0.9] * 5, *[1.1] * 5]), [FIRST, third])
     assert not could_matter(np.array([1.05, *[1.1] * 10]), [FIRST, third])
+
+
+def test_draws_in_which_the_first_does_not_fit_say_nothing_of_its_speed():
+    """It fits in eight of ten draws, and is faster in all of these."""
+    first = np.array([1.0, np.inf, np.inf, *[1.0] * 8])
+    found = band([first, FIRST * 1.5])
+    assert found.slower == (0.0, 1.0)
+    assert found.best == pytest.approx((0.8, 0.2))
+    assert found.undecided == (0,)
+    assert could_matter(FIRST * 1.2, [first])  # it may be best where the first does not fit
+    assert not could_matter(FIRST * 2, [first, FIRST * 1.5])
