@@ -30,7 +30,8 @@ def quantity(claim: Claim, value: float | str | None) -> str:
         return f"{value:.3g}x" if value < 1000 else f"{value:.0f}x"
     if claim.kind == FRACTION or claim.unit == SHARE:
         return f"{100 * value:.3g} %"
-    return f"{value:.4g}" if claim.kind == EXACT else f"{value:.4g} {claim.unit}"
+    shown = f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
+    return shown if claim.kind == EXACT else f"{shown} {claim.unit}"
 
 
 def quantities(claim: Claim, low: float | None, high: float | None) -> str:

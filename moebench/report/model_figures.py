@@ -125,9 +125,10 @@ def _caption(drawn: Drawn) -> str:
     what = f"Time of {drawn.baseline} over time of each system" if drawn.baseline else drawn.what
     has_draws = bool(drawn.rows["shown_low"].notna().any())
     lines = "; lines are 5 to 95 % of the draws" if has_draws else ", on the nominal machine"
+    models = "S and L are the models" if set(drawn.rows["model"]) & {"gpt2-s-moe", "gpt2-l-moe"} else "The model"
     return (
-        f"{what}, {engine}{lines}. S and L are the models, then gate and nodes x GPUs; a panel is a cluster. The "
-        "default reading of the paper."
+        f"{what}, {engine}{lines}. {models}, then gate and nodes x GPUs; a panel is a cluster. The default reading of "
+        "the paper."
     )
 
 

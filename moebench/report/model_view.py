@@ -9,6 +9,8 @@ from moebench.claims.scoreboard import Score
 from moebench.report.model_figures import POINT, answer_of, drawn_of, figures_of
 from moebench.report.parts import Table, number, percent, times
 from moebench.results.store import RunFolder
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.model import shape_of
 from moebench.workloads.suite import ModelExperiment
 
 # Metrics of a case that stand in the table: name, heading, and how it is written.
@@ -78,10 +80,21 @@ def _what_is_run(experiment: ModelExperiment) -> str:
         for one in experiment.readings
     )
     return (
-        "A training step of GPT-2 with two experts a GPU in every other block: data parallel but for the experts, "
-        f"whose tokens are exchanged among all GPUs. Sequences a GPU of {' and '.join(experiment.models)}, by reading "
+        f"A training step of GPT-2 with {_experts(experiment)}: data parallel but for the experts, whose tokens are "
+        f"exchanged among all GPUs. Sequences a GPU of {' and '.join(experiment.models)}, by reading "
         f"of the paper: {readings}."
     )
+
+
+def _experts(experiment: ModelExperiment) -> str:
+    """`two experts a GPU in every other block`, of every kind of model that there is."""
+    found = []
+    for model in experiment.models:
+        shape = shape_of(model, GateSpec("switch"), 1, 1)
+        of_gpu = {1: "an expert", 2: "two experts"}.get(shape.experts, f"{shape.experts} experts")
+        where = {1: "every block", 2: "every other block"}.get(shape.moe_every, f"one of {shape.moe_every} blocks")
+        found.append(f"{of_gpu} a GPU in {where}")
+    return " or ".join(dict.fromkeys(found))
 
 
 def _case_table(own: pd.DataFrame) -> Table:

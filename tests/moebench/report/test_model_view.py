@@ -9,7 +9,7 @@ from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score
 from moebench.plan import Filters, plan
 from moebench.report.claims_view import the_map
-from moebench.report.model_view import experiment_view
+from moebench.report.model_view import _what_is_run, experiment_view
 from moebench.results.rows import Row, row_of, without_number
 from moebench.workloads.load import load_suite
 
@@ -114,3 +114,11 @@ def test_readings_of_a_paper_are_conditions_on_the_map():
     assert [row[:2] for row in view["table"].rows] == [["artifact", "1.21x"], ["text", "1.10x"], ["fp32", "1.10x"]]
     assert "speedup of lancet over the best other" in view["figure"].svg
     assert "readings of the paper" in view["figure"].svg
+
+
+def test_what_is_run_says_how_many_experts_there_are():
+    """Of every kind of model in the suite."""
+    [training] = [one for one in load_suite("moesys").experiments if one.name == "training"]
+    assert "GPT-2 with an expert a GPU in every block: data parallel" in _what_is_run(training)
+    lancet = load_suite("lancet").experiments[0]
+    assert "with two experts a GPU in every other block: data parallel" in _what_is_run(lancet)
