@@ -18,6 +18,8 @@ from moebench.sim.replay import Replay
 
 Key = tuple[str, str, str]  # (region, phase, operator)
 
+OTHER_STAGES = "wait for other stages"  # of a pipeline: an operator that no program has
+
 
 @dataclass(frozen=True)
 class OperatorPart:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.explain import Breakdown, OperatorPart, by_region, operator_parts
+from moebench.explain import OTHER_STAGES, Breakdown, OperatorPart, by_region, operator_parts
 from moebench.plan_jobs import job_of
 from moebench.sim.job import JobTime, PartTime, composed, memory
 from moebench.sim.recorded import RecordedCase
@@ -19,7 +19,7 @@ from moebench.systems.pipeline import FORWARD as FORWARD_WORK
 from moebench.trace.job import BACKWARD, CLOSING, FORWARD, traced
 
 PIPELINE = "pipeline"  # region of a stage's waits
-OTHER_STAGES, NEW_PARAMETERS = "wait for other stages", "wait for new parameters"
+NEW_PARAMETERS = "wait for new parameters"
 INTERVAL = (5, 95)
 NOTES = (
     "the stage that computes longest, its operators over all micro-batches of a step",

@@ -3,7 +3,7 @@
 Apart from moebench.explain, which finds the facts, so that wording can change without touching a number.
 """
 
-from moebench.explain import Breakdown, Comparison, OperatorPart
+from moebench.explain import OTHER_STAGES, Breakdown, Comparison, OperatorPart
 from moebench.quantities import a, amount, memory, times
 
 LEAST_SHARE = 0.0005  # smaller shares would be written as 0.0 %
@@ -18,10 +18,15 @@ def words(found: Breakdown, top: int = 3) -> list[str]:
     least = LEAST_SHARE * found.step_s
     parts = [f"{part.region} {_share(part.time_s, found.step_s)}" for part in found.regions if part.time_s > least]
     said.append(f"By region: {', '.join(parts)}.")
+    stages_s = sum(part.exposed_s for part in found.operators if part.name == OTHER_STAGES)
     waits = [
-        f"{_share(found.total(part), found.step_s)} of the {found.what} waits for {what}"
-        for part, what in (("exposed_s", "communication that nothing hides"), ("host_s", "the host to issue operators"))
-        if found.total(part) > least
+        f"{_share(time_s, found.step_s)} of the {found.what} waits for {what}"
+        for time_s, what in (
+            (found.total("exposed_s") - stages_s, "communication that nothing hides"),
+            (stages_s, "other stages of the pipeline"),
+            (found.total("host_s"), "the host to issue operators"),
+        )
+        if time_s > least
     ]
     said += [f"{wait}." for wait in waits] or ["Next to nothing of it waits for communication or for the host."]
     largest = [_phrase(part, found.step_s) for part in found.operators[:top] if part.time_s > 0]

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from moebench.explain_job import NEW_PARAMETERS, OTHER_STAGES, PIPELINE, apart, timeline
+from moebench.explain import OTHER_STAGES
+from moebench.explain_job import NEW_PARAMETERS, PIPELINE, apart, timeline
 from moebench.explain_words import words
 from moebench.sim.recorded import RecordedCase
 from moebench.trace.job import programs_of
@@ -32,7 +33,9 @@ def test_operators_and_waits_add_up_to_the_step(more):
     attention = next(part for part in found.operators if part.name == "moebench::attention")
     replicas = 4 // more.get("stages", 2)
     assert attention.calls == 16 // replicas * 4 // more.get("stages", 2)  # micro-batches x layers of a stage
-    assert any("step" in sentence for sentence in words(found))
+    said = words(found)
+    assert any("step" in sentence for sentence in said)
+    assert any("waits for other stages" in sentence for sentence in said) == (OTHER_STAGES in by_name)
 
 
 def test_the_timeline_has_every_micro_batch_of_every_stage():
