@@ -13,6 +13,7 @@ from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload, workload
 from moebench.workloads.suite import PartExperiment, PartGrid, PartReading
 
 ONE_RANK = "1x1"
+OF_ATTENTION = ("qkv+a2a", "a2a+outproj")  # whose products a model with latent attention does not have
 CPU_BYTES, CPU_FLOPS = 16 * 2**20, 2e10  # of a rank; ranks of this machine share its cores and memory
 
 
@@ -20,14 +21,15 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
     """What filters may name of an experiment.
 
     Raises:
-        InputError: a system that its part doesn't have, or a fault in a model's file.
+        InputError: a system that its part doesn't have, or a fault in a model's file, or attention that
+            is not the part's.
     """
     from moebench.systems.part_interface import check_system
     from moebench.workloads.load_decoder import load_decoder
 
     where = f"{source}: experiment {experiment.name}"
     if ONE_RANK in experiment.sizes:
-        raise InputError(f"{source}: experiment {experiment.name}: sizes: {ONE_RANK} is one rank, a part takes several")
+        raise InputError(f"{where}: sizes: {ONE_RANK} is one rank, a part takes several")
     for grid in experiment.parts:
         for name in grid.systems:
             try:
@@ -35,7 +37,8 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
         for model in grid.models:
-            load_decoder(model, where)
+            if load_decoder(model, where).latent is not None and grid.part in OF_ATTENTION:
+                raise InputError(f"{where}: part {grid.part} has grouped heads, model {model} has latent attention")
     known = [name for grid in experiment.parts for name in PARTS[grid.part].systems]
     return {
         "dtype": [dtype for grid in experiment.parts for dtype in grid.dtypes or (PARTS[grid.part].dtype,)],

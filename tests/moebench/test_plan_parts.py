@@ -81,6 +81,18 @@ def test_real_ranks_of_cpus_refuse_what_is_too_large_and_what_nobody_has(suite):
     assert refusal(serial, here)[1] == 'bf16 products are no precision of a CPU: give the part dtypes = ["fp32"]'
 
 
+@pytest.mark.parametrize("part", ["qkv+a2a", "a2a+outproj"])
+def test_latent_attention_is_another_product(tmp_path, part):
+    """Numbers of grouped heads would be another model's; its experts may be asked about."""
+    theirs = '{ part = "ag+scatter+groupedgemm", systems = ["serial", "fused"], models = ["mixtral-8x7b"] }'
+    assert theirs in TEXT
+    experts = TEXT.replace(theirs, theirs.replace("mixtral-8x7b", "deepseek-v3"))
+    assert plan(load_suite(written(tmp_path, experts)), Filters())
+    attention = TEXT.replace('"qkv+a2a"', f'"{part}"').replace('"deepseek-moe"', '"deepseek-v3"')
+    with pytest.raises(InputError, match="model deepseek-v3 has latent attention"):
+        plan(load_suite(written(tmp_path, attention)), Filters())
+
+
 def test_a_part_takes_several_ranks(tmp_path):
     """A size of one rank is refused with its key, instead of no case being left."""
     suite = load_suite(written(tmp_path, re.sub(r"sizes = \[.*?\]\nnode_types", 'sizes = ["1x1"]\nnode_types', TEXT)))
