@@ -10,7 +10,7 @@ import numpy as np
 
 from moebench.figures.points import NOT_PUBLISHED, OBTAINED, OUT_OF_MEMORY, REPORTED, Drawing, Grid, Point
 from moebench.figures.style import HATCHES, INK, MARKERS, MOST_PANELS, MUTED, WIDTHS_IN, palette
-from moebench.figures.words import axis_label, panel_title, tick_text, value_label
+from moebench.figures.words import axis_label, panel_title, series_text, tick_text, value_label
 from moebench.workloads.figure import NUMBERS, SPEEDUP, SYSTEM
 
 PANEL_HEIGHT_IN, SINGLE_HEIGHT_IN, AROUND_IN, LEGEND_LINE_IN, AXIS_IN = 1.3, 1.7, 0.2, 0.14, 0.45
@@ -317,7 +317,7 @@ def _legend(drawing: Drawing, grid: Grid, series: dict[str, tuple[Any, str, str]
         handle: Any = Line2D([], [], color=colour, marker=marker)
         if grid.figure.has_bars:
             handle = Patch(facecolor=colour, edgecolor="white", hatch=hatch, lw=0.3)
-        found.append((handle, tick_text(grid.figure.series, name, grid.kind)))
+        found.append((handle, series_text(grid, name)))
     marks = [p for p in drawing.points if p.source == REPORTED]
     if _slots(drawing, grid, list(series)).has_hollow:
         found.append((Patch(fill=False, edgecolor=INK, lw=0.9), REPORTED))
@@ -325,6 +325,6 @@ def _legend(drawing: Drawing, grid: Grid, series: dict[str, tuple[Any, str, str]
         found.append((Line2D([], [], ls="none", marker="D", ms=5, mfc="none", mec=INK, mew=1.0), REPORTED))
     if any(grid.figure.x not in p.at for p in marks):
         found.append((Line2D([], [], color=INK, lw=0.9, ls=DASHED), REPORTED))
-    if any(p.source == NOT_PUBLISHED for p in drawing.points):
+    if drawing.has_crosses:
         found.append((Line2D([], [], ls="none", marker="x", ms=3, mew=0.7, color=MUTED), NOT_PUBLISHED))
     return found or [(Line2D([], [], ls="none"), "obtained")]

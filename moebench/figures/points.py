@@ -1,5 +1,6 @@
 """What a figure holds, one point a value: reported, obtained, or known to be missing. Its CSV has the same."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -109,6 +110,15 @@ class Drawing:
         if self.figure.value == REGIONS:
             return len({tuple(v for k, v in p.at.items() if k != REGION) for p in found})
         return len(found)
+
+    @property
+    def has_crosses(self) -> bool:
+        """Whether a place is crossed: without a published value, of lines where no line has one there."""
+        places = [p.at for p in self.points if p.source == NOT_PUBLISHED]
+        if self.grid is None or self.figure.has_bars:
+            return bool(places)
+        counts = Counter((at.get(self.figure.panel), at.get(self.figure.x)) for at in places)
+        return max(counts.values(), default=0) >= max(1, len(self.grid.series))
 
 
 def columns_of(grid: Grid) -> list[str]:

@@ -61,6 +61,13 @@ def _baseline(grid: Grid) -> str:
     return names[0] if names else "the baseline"
 
 
+def series_text(grid: Grid, name: str) -> str:
+    """Of a series in the legend; of a system with a long name the paper's word, where it has one."""
+    is_long = grid.figure.series == SYSTEM and len(name) > MOST_LETTERS and grid.experiment is not None
+    words = called(grid.experiment, name) if is_long and grid.experiment is not None else ()
+    return words[0] if words else tick_text(grid.figure.series, name, grid.kind)
+
+
 def panel_title(name: str, value: str) -> str:
     """Over a panel: `batch size 32`, `k = 2`, `switch`."""
     return _TITLES.get(name, "{}").format(number_text(name, value))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moebench.figures.draw import draw
-from moebench.figures.points import NOT_PUBLISHED, OBTAINED, REPORTED, Drawing, columns_of
+from moebench.figures.points import OBTAINED, REPORTED, Drawing, columns_of
 from moebench.figures.stack import draw_stacks
 from moebench.figures.style import print_style, save
 from moebench.figures.words import value_label
@@ -87,7 +87,7 @@ def caption(drawing: Drawing) -> str:
     ids = dict.fromkeys(p.origin for p in drawing.points if p.source == REPORTED)
     if ids:
         parts.append(f"Hollow or dashed: reported ({', '.join(ids)}).")
-    if any(p.source == NOT_PUBLISHED for p in drawing.points):
+    if drawing.has_crosses:
         parts.append("Crossed: no value was published.")
     if drawing.engine == "sim" and drawing.grid is not None and drawing.grid.kind == "kernel":
         parts.append(DECLARED)

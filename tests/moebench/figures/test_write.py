@@ -81,6 +81,18 @@ def test_the_csv_holds_every_point():
     assert all(line["step time (ms)"] == "" for line in missing)
 
 
+def test_lines_are_crossed_where_none_has_a_published_value():
+    """Beside bars each missing value is; of lines a place that one of them has is none."""
+    bars = times()
+    place = next(point for point in bars.points if point.source == "not published")
+    lines = replace(bars, figure=replace(bars.figure, mark="lines"), points=(place,))
+    all_of_it = [replace(place, at={**place.at, bars.figure.series: name}) for name in bars.grid.series]
+    assert bars.has_crosses
+    assert not lines.has_crosses
+    assert replace(lines, points=tuple(all_of_it)).has_crosses
+    assert not replace(lines, points=()).has_crosses
+
+
 def test_hollow_bars_stand_beside_solid_ones():
     """As many bars as there are values, the reported ones without a face, as wide as a column."""
     with print_style():
