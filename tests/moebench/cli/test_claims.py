@@ -145,7 +145,7 @@ def test_all_papers_in_a_pipe_keep_their_reasons(moebench, run):
     """Long numbers of other papers don't push the reasons out."""
     out = moebench("claims").out
     assert "lancet-ablation" in out
-    assert "no run of its suite" in out
+    assert "no results yet of this experiment" in out
 
 
 def test_the_run_that_is_shown_is_named(moebench, run):
