@@ -139,7 +139,7 @@ def compile_variant(operator: str, variant, target: str, known: Mapping[str, Com
 
 
 def _key(source, gpu, options: dict[str, int]) -> str:
-    """The key under which Triton itself would find this compilation again."""
+    """The key under which Triton itself would find this compilation again; for AMD with its folder in it."""
     from triton.compiler import make_backend
     from triton.runtime.cache import get_cache_key
 

@@ -41,7 +41,10 @@ def test_what_is_compiled_is_what_the_table_says(tmp_path):
 
 
 def test_what_the_table_has_under_its_key_is_not_compiled(monkeypatch):
-    """Of a compilation by Triton's own key; whatever else a launch would compile is compiled."""
+    """Of a compilation by Triton's own key; whatever else a launch would compile is compiled.
+
+    In the keys for AMD is where Triton is installed, so that they are known on the same place only.
+    """
     triton = pytest.importorskip("triton")
     rows = read_rows(Compiled, table_path(triton.__version__))
     known = {row.key: row for row in rows}
@@ -52,7 +55,7 @@ def test_what_the_table_has_under_its_key_is_not_compiled(monkeypatch):
 
     monkeypatch.setattr(triton, "compile", refuse)
     name, variants = next(iter(variants_by_operator().items()))
-    for target in ("sm_80", "sm_90", "gfx942"):
+    for target in ("sm_80", "sm_90"):
         assert compile_variant(name, variants[0], target, known) in rows
         for other in (replace(variants[0], num_warps=32), replace(variants[0], aligned=())):
             with pytest.raises(InterruptedError):
