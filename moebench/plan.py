@@ -3,7 +3,7 @@
 What is planned of one experiment is its kind's affair (moebench.kinds); filters, machines and places are everybody's.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -242,6 +242,22 @@ def _known(what: str, wanted_names: Sequence, have: Sequence, suite: Suite) -> N
     for name in wanted_names:
         if name not in have:
             raise one_of(what, name, [str(h) for h in have], f"suite {suite.name}")
+
+
+def refuse_unknown(systems: Iterable[str], get: Callable[[str], object], where: str) -> None:
+    """Refuse names that a registry does not have.
+
+    Args:
+        get: of the registry, raises InputError.
+
+    Raises:
+        InputError: an unknown system; `where` stands before it.
+    """
+    for name in systems:
+        try:
+            get(name)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
 
 
 def wanted(names: Sequence, *own: object) -> bool:

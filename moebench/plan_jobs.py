@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import prod
 
 from moebench.case import Case
-from moebench.plan import Context, Place, engine_of, wanted
+from moebench.plan import Context, Place, engine_of, refuse_unknown, wanted
 from moebench.workloads.errors import InputError
 from moebench.workloads.job import JobWorkload, sized
 from moebench.workloads.machine import Topology
@@ -24,11 +24,7 @@ def names(experiment: JobExperiment, source: str) -> Mapping[str, Sequence[objec
     from moebench.systems.job_registry import NAMES, get
 
     also = [system for one in experiment.readings for system in one.instead.values()]
-    for name in (*experiment.systems, *also):
-        try:
-            get(name)
-        except InputError as error:
-            raise InputError(f"{source}: experiment {experiment.name}: {error}") from None
+    refuse_unknown([*experiment.systems, *also], get, f"{source}: experiment {experiment.name}")
     batches = [size for one in experiment.readings for size in one.global_batches]
     return {"batch size": batches, "dtype": [experiment.dtype], "system": [*NAMES, *experiment.systems, *also]}
 

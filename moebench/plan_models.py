@@ -10,7 +10,7 @@ from math import prod
 
 from moebench.case import Case
 from moebench.local.machine import memory_bytes
-from moebench.plan import Context, Place, engine_of, wanted
+from moebench.plan import Context, Place, engine_of, refuse_unknown, wanted
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.model import ModelWorkload, shape_of
@@ -26,11 +26,7 @@ def names(experiment: ModelExperiment, source: str) -> Mapping[str, Sequence[obj
     """
     from moebench.systems.model_registry import NAMES, get
 
-    for name in experiment.systems:
-        try:
-            get(name)
-        except InputError as error:
-            raise InputError(f"{source}: experiment {experiment.name}: {error}") from None
+    refuse_unknown(experiment.systems, get, f"{source}: experiment {experiment.name}")
     return {
         "gate": [name for gate in experiment.gates for name in (gate.label, gate.name)],
         "batch size": [size for one in experiment.readings for sizes in one.batches.values() for size in sizes],

@@ -54,25 +54,24 @@ class Evidence:
     @cached_property
     def exchanges(self) -> tuple[Row, ...]:
         """Rows of exchanges, samples and what was slowed down by processors left out."""
-        return tuple(
-            row
-            for row in self.rows
-            if row.payload_bytes is not None and row.sample is None and row.detail.get("mark") != CPU_BOUND
-        )
+        return self._that_count("payload_bytes")
 
     @cached_property
     def parts(self) -> tuple[Row, ...]:
         """Rows of parts, samples and what was slowed down by processors left out."""
-        return tuple(
-            row
-            for row in self.rows
-            if row.part is not None and row.sample is None and row.detail.get("mark") != CPU_BOUND
-        )
+        return self._that_count("part")
 
     @cached_property
     def rules(self) -> tuple[Row, ...]:
         """Which systems keep which rules, a row each."""
         return tuple(row for row in self.rows if row.metric == SUPPORTED)
+
+    def _that_count(self, column: str) -> tuple[Row, ...]:
+        return tuple(
+            row
+            for row in self.rows
+            if getattr(row, column) is not None and row.sample is None and row.detail.get("mark") != CPU_BOUND
+        )
 
 
 def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:

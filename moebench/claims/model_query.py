@@ -11,7 +11,7 @@ import numpy as np
 
 from moebench.claims.evidence import Evidence
 from moebench.claims.model_amounts import AMOUNTS, SCOPE_KEYS, amounts, is_meant
-from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number, reduced, speedups
+from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number, reduced, speedups
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with, readings
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
 from moebench.plan_models import workload_of
@@ -43,19 +43,6 @@ class Point:
     batch_size: int
     dtype: str
     topology: str
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What is assumed of the paper's models."""
-
-    name: str
-    is_default: bool
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The choice as text."""
-        return {"reading": self.name}
 
 
 Table = Mapping[tuple[Point, str], Row]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.claims.evidence import Evidence
-from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number
+from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number
 from moebench.claims.reported import UNITS, Claim
 from moebench.claims.scope import CantAnswer, experiment_of, is_size, named
 from moebench.plan_gates import ENGINE as COUNT
@@ -33,19 +33,6 @@ class Point:
     part: str
     shape: str
     topology: str
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What is assumed of a part's sizes."""
-
-    name: str
-    is_default: bool
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The choice as text."""
-        return {"reading": self.name}
 
 
 Table = Mapping[tuple[Point, str], Row]

@@ -42,6 +42,19 @@ class Assumption(Protocol):
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What is assumed of what a paper leaves open."""
+
+    name: str
+    is_default: bool
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The choice as text."""
+        return {"reading": self.name}
+
+
+@dataclass(frozen=True)
 class Condition:
     """A claim's value under one assumption.
 

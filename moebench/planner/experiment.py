@@ -9,7 +9,7 @@ import numpy as np
 from moebench.case import Case
 from moebench.claims.scope import CantAnswer
 from moebench.correctness import Status
-from moebench.plan import Context, engine_of, wanted
+from moebench.plan import Context, engine_of, refuse_unknown, wanted
 from moebench.planner.checks import checked
 from moebench.planner.describe import mfu
 from moebench.planner.search import MEMORY, Plan, Ranked, search
@@ -35,11 +35,7 @@ def names(experiment: PlannerExperiment, source: str) -> Mapping[str, Sequence[o
     """
     from moebench.systems.job_registry import NAMES, get
 
-    for name in experiment.systems:
-        try:
-            get(name)
-        except InputError as error:
-            raise InputError(f"{source}: experiment {experiment.name}: {error}") from None
+    refuse_unknown(experiment.systems, get, f"{source}: experiment {experiment.name}")
     return {
         "batch size": [experiment.global_batch], "dtype": [experiment.dtype], "system": [*NAMES, *experiment.systems],
     }  # fmt: skip

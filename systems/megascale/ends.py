@@ -15,15 +15,32 @@ from moebench.workloads.models.decoder import DecoderModel
 
 
 class Ends(nn.Module):
-    """Embedding on the first stage; last norm, head and loss on the last.
+    """Embedding on the first stage; last norm, head and loss on the last. Parameters are uninitialised.
+
+    Args:
+        words: of the vocabulary, that this rank has.
 
     Attributes:
         tokens: the embedding, also where a tied head needs it; norm, head: None but on the last stage.
     """
 
-    tokens: nn.Parameter | None
-    norm: nn.Parameter | None
-    head: nn.Parameter | None
+    def __init__(
+        self,
+        model: DecoderModel,
+        words: int,
+        is_first: bool,
+        is_last: bool,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        like = torch.empty(0, device=device, dtype=dtype)
+        sizes = (words, model.shape.d_model)
+        self.tokens = nn.Parameter(like.new_empty(sizes)) if is_first or (is_last and model.tied) else None
+        self.norm = nn.Parameter(like.new_empty(model.shape.d_model)) if is_last else None
+        self.head = nn.Parameter(like.new_empty(sizes)) if is_last and not model.tied else None
+        mark([] if self.head is None else [self.head])
 
     def rows(self, ids: Tensor) -> Tensor:
         """This rank's rows of ids."""
@@ -46,14 +63,7 @@ class WholeVocabulary(Ends):
         device: torch.device | str,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__()
-        self.model = model
-        like = torch.empty(0, device=device, dtype=dtype)
-        sizes = (model.vocabulary, model.shape.d_model)
-        self.tokens = nn.Parameter(like.new_empty(sizes)) if is_first or (is_last and model.tied) else None
-        self.norm = nn.Parameter(like.new_empty(model.shape.d_model)) if is_last else None
-        self.head = nn.Parameter(like.new_empty(sizes)) if is_last and not model.tied else None
-        mark([] if self.head is None else [self.head])
+        super().__init__(model, model.vocabulary, is_first, is_last, device, dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of ids [s, B]: [s, B, D]."""

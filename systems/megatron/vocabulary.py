@@ -9,14 +9,14 @@ W tokens of a tensor-parallel group, V vocabulary, U = V / t words of a rank, D 
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_gather, all_reduce, start_reduce_scatter
 from moebench.kernels.region import region
 from moebench.kernels.rms_norm import rms_norm
-from moebench.systems.decoder.products import mark, turned
+from moebench.systems.decoder.products import turned
 from moebench.systems.megascale.ends import Ends
 from moebench.systems.megatron.linears import column_product
 from moebench.systems.megatron.mesh import mesh_of
@@ -41,19 +41,13 @@ class ParallelVocabulary(Ends):
         dtype: torch.dtype,
         tensor_parallel: int,
     ) -> None:
-        super().__init__()
         if model.vocabulary % tensor_parallel:
             raise InputError(
                 f"vocabulary = {model.vocabulary} is not divisible by tensor_parallel = {tensor_parallel}"
             )
-        self.model, self.group = model, mesh_of(group, tensor_parallel).tensor
-        self.words = model.vocabulary // tensor_parallel
-        like = torch.empty(0, device=device, dtype=dtype)
-        sizes = (self.words, model.shape.d_model)
-        self.tokens = nn.Parameter(like.new_empty(sizes)) if is_first or (is_last and model.tied) else None
-        self.norm = nn.Parameter(like.new_empty(model.shape.d_model)) if is_last else None
-        self.head = nn.Parameter(like.new_empty(sizes)) if is_last and not model.tied else None
-        mark([] if self.head is None else [self.head])
+        words = model.vocabulary // tensor_parallel
+        super().__init__(model, words, is_first, is_last, device, dtype)
+        self.words, self.group = words, mesh_of(group, tensor_parallel).tensor
 
     def rows(self, ids: Tensor) -> Tensor:
         """This rank's rows [S / t, B, D] of the ids [S, B] of all positions."""
