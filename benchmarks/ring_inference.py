@@ -354,7 +354,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             lines = measure(bench, batch, times, options.budget / len(batches))
             print("", *told(lines, times, model.layers), sep="\n", flush=True)
             found.append({"batch": batch, "times": asdict(times), "lines": [asdict(line) for line in lines]})
-    settings = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(options).items()}
+    asked = {name: value for name, value in vars(options).items() if name != "out"}
+    settings = {name: value if isinstance(value, int | float) else str(value) for name, value in asked.items()}
     return {"settings": settings, "torch": torch.__version__, "layer_bytes": layout.layer_bytes, "batches": found}
 
 

@@ -10,7 +10,7 @@ of an hour, as root or where user namespaces are allowed; keep the machine idle 
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,7 @@ from moebench.program import Program
 from moebench.results.rows import CPU_BOUND, Row
 from moebench.sim.replay import Replay, replay
 from moebench.sim.uncertainty import draw
-from moebench.trace.alone import trace_call
+from moebench.trace.alone import Call, trace_call
 from moebench.workloads.load import load_suite, load_topology
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
@@ -222,8 +222,9 @@ def _predicted_wire(priced: Replay, topology: Topology) -> float:
 def _programs(exchange: Exchange, topology: Topology) -> tuple[Program, ...]:
     """What the ranks do in one call."""
 
-    def call_of(world: Group) -> Callable[[], object]:
-        return exchange_of(exchange.kind, world, exchange.bytes_per_peer, torch.device("meta"), exchange.products)
+    def call_of(world: Group) -> Call:
+        device = torch.device("meta")
+        return Call(exchange_of(exchange.kind, world, exchange.bytes_per_peer, device, exchange.products))
 
     return trace_call(call_of, topology.ranks, topology.gpus_per_node)
 

@@ -18,7 +18,7 @@ from moebench.case import Case
 from moebench.correctness import RANKS, RANKS_PER_NODE, TIMEOUT_S, Status, code_hash, on_ranks, remembered
 from moebench.kernels.collectives.group import Group
 from moebench.plan_parts import of_part
-from moebench.systems.part_interface import Setting, parsed
+from moebench.systems.part_interface import Setting, number, parsed
 from moebench.systems.part_registry import make
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.models.decoder import DecoderShape
@@ -27,7 +27,8 @@ from moebench.workloads.part import PARTS, PartWorkload
 TIMEOUT_MORE_S = 5.0
 SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3)
 SIZES = {"tokens": 32, "d_model": 24, "top_k": 3, "products": 2, "vocabulary": 19, "parameters": 3001}
-SUMMED_MB = {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 1}  # ten kilobytes
+# Of a part by itself.
+SIZES_OF = {"parameter-sync": {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 1}}  # ten kilobytes
 TILE = 2
 OWN_DTYPE = ("gradient-sum", "row-sum")  # whose point is how they round
 TRIED_BY = {"gradient-error": "gradient-sum", "training": "gradient-sum", "row-error": "row-sum"}
@@ -57,9 +58,9 @@ def run_rank(group: Group, trials: Sequence[tuple[str, str, int]]) -> list[str |
 
 def _problem(group: Group, part: str, system: str, products: int) -> str | None:
     known = PARTS[part]
-    chunks = parsed(system)[1].get("chunks", 1)
+    chunks = number(parsed(part, system)[1], "chunks", 1)
     tokens = SIZES["tokens"] * (chunks // math.gcd(chunks, SIZES["tokens"] // group.size))  # that the chunks divide
-    sizes = {**SIZES, **SUMMED_MB, "products": products, "tokens": tokens}
+    sizes = {**SIZES, "products": products, "tokens": tokens, **SIZES_OF.get(part, {})}
     workload = PartWorkload(part, tuple((name, sizes[name]) for name in known.sizes), dtype=known.dtype)
     dtype = torch_dtype(known.dtype) if part in OWN_DTYPE else torch.float64
     shape = SHAPE if known.of_model else None

@@ -24,16 +24,16 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
         InputError: a system that its part doesn't have, or a fault in a model's file, or attention that
             is not the part's.
     """
-    from moebench.systems.part_interface import check_system
+    from moebench.systems.part_interface import parsed
     from moebench.workloads.load_decoder import load_decoder
 
     where = f"{source}: experiment {experiment.name}"
-    if ONE_RANK in experiment.sizes:
-        raise InputError(f"{where}: sizes: {ONE_RANK} is one rank, a part takes several")
+    if ONE_RANK in experiment.sizes and all(PARTS[grid.part].least_ranks > 1 for grid in experiment.parts):
+        raise InputError(f"{where}: sizes: {ONE_RANK} is one rank, {experiment.parts[0].part} takes several")
     for grid in experiment.parts:
         for name in grid.systems:
             try:
-                check_system(grid.part, name)
+                parsed(grid.part, name)
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
         for model in grid.models:
@@ -49,17 +49,19 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
 def cases(experiment: PartExperiment, context: Context) -> Iterator[Case]:
     """The cases of an experiment, reading by reading; a quick look has the first one, and studies nothing.
 
-    None where a filter asks for a gate or a batch size, or for the engine of one process.
+    None where a filter asks for a gate or a batch size, and on one rank none of a part that takes several.
     """
     filters = context.filters
-    if filters.gates or filters.batch_sizes or context.engine == "local":
+    if filters.gates or filters.batch_sizes:
         return
     readings = experiment.readings[: 1 if filters.quick else None]
     for reading, place, grid in product(readings, context.places(experiment), experiment.parts):
         is_studied = PARTS[grid.part].is_studied
         if is_studied and place.topology in {p.topology for p in context.places(experiment)[1:]}:
             continue  # no machine matters
-        if place.size == ONE_RANK:
+        if PARTS[grid.part].least_ranks > 1 and place.size == ONE_RANK:
+            continue
+        if context.engine == "local" and (is_studied or place.size != ONE_RANK):
             continue
         if is_studied and (filters.quick or context.engine == "cluster"):
             continue
@@ -114,13 +116,12 @@ def _systems(grid: PartGrid, asked: Sequence[str]) -> list[str]:
     """
     if not asked:
         return list(grid.systems)
-    from moebench.systems.part_interface import check_system
+    from moebench.systems.part_interface import parsed
 
     found = []
     for name in asked:
-        stem = name.partition("+")[0]
-        if stem in PARTS[grid.part].systems:
-            check_system(grid.part, name)
+        if name.partition("+")[0] in PARTS[grid.part].systems:
+            parsed(grid.part, name)  # refuses an option that is not there
             found += [one for one in grid.systems if name in (one, one.partition("+")[0])] or [name]
     return list(dict.fromkeys(found))
 
@@ -134,10 +135,10 @@ def check_key(case: Case) -> tuple[Hashable, ...]:
 def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     """Why real ranks don't run a case: it has no meaning, or is too large for ranks on CPUs."""
     from moebench.systems.part_interface import TILE_ROWS, parsed
-    from moebench.systems.part_registry import problem
+    from moebench.systems.part_registry import burden, problem
 
     workload = part_of(case)
-    if parsed(case.system)[0] == "fused":
+    if parsed(workload.part, case.system)[0] == "fused":
         return "unsupported", "nobody has the fused kernel that it stands for: it is priced, and not run"
     shape = shape_of(workload)
     reason = problem(workload, case.system, shape, topology.ranks, topology.gpus_per_node, TILE_ROWS)
@@ -146,7 +147,9 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     if topology.hardware.kind == "cpu":
         if shape is not None and workload.dtype == "bf16":
             return "unsupported", 'bf16 products are no precision of a CPU: give the part dtypes = ["fp32"]'
-        held, flops = _held_bytes(case, shape, topology.ranks), _flops(workload, shape, topology.ranks)
+        held, flops = burden(workload, case.system, topology.ranks) or (
+            _held_bytes(case, shape, topology.ranks), _flops(workload, shape, topology.ranks)
+        )  # fmt: skip
         if held > CPU_BYTES or flops > CPU_FLOPS:
             return "skipped", (
                 f"a rank holds {held / 2**20:,.0f} MiB and computes {flops / 1e9:,.0f} GFLOP; on CPUs the limits are "

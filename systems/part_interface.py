@@ -1,6 +1,6 @@
 """What it takes to run a part by itself: one call on this rank, and how to tell whether what came out is right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.host import Answer
-from moebench.workloads.errors import InputError
+from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.models.decoder import DecoderShape
-from moebench.workloads.part import PARTS, PartWorkload
+from moebench.workloads.part import PARTS, Option, PartWorkload
 
 TILE_ROWS = 128  # of a product's output that one block of a GPU makes
 SEQUENCE = 8192  # positions of a sequence; of fewer tokens there is one sequence of all
@@ -55,8 +55,8 @@ class Setting:
     @property
     def chunks(self) -> int:
         """Into which a rank's rows are cut."""
-        stem, options = parsed(self.system)
-        return {"fused": max(1, self.tokens // self.tile), "chunked": options.get("chunks", 2)}.get(stem, 1)
+        stem, options = parsed(self.workload.part, self.system)
+        return max(1, self.tokens // self.tile) if stem == "fused" else number(options, "chunks", 1)
 
     def numbers(self, what: int, rank: int, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
         """Normal numbers: those of a rank, so that every rank can tell what another one has."""
@@ -86,35 +86,46 @@ class PartCall:
     is_fused: bool = False
 
 
-def parsed(system: str) -> tuple[str, dict[str, int]]:
-    """The name and the options of a system: `chunked+chunks=4`.
+def parsed(part: str, system: str) -> tuple[str, dict[str, int | str]]:
+    """The name and the options of a part's system, `chunked+chunks=4`: those that are on, defaults among them.
 
     Raises:
-        InputError: an option that is not there, or no positive whole number.
+        InputError: a system or an option that is not there, twice the same, or a value that it can't have.
     """
     stem, *pairs = system.split("+")
-    options = {}
-    for pair in pairs:
-        name, _, text = pair.partition("=")
-        if stem != "chunked" or name != "chunks":
-            raise InputError(f"system {system!r}: no option {name!r}; chunked has chunks, as in chunked+chunks=4")
-        if not (text.isdecimal() and int(text)):
-            raise InputError(f"system {system!r}: {name}={text} is no positive whole number")
-        options[name] = int(text)
-    return stem, options
-
-
-def check_system(part: str, system: str) -> None:
-    """Refuse a name that the part doesn't have.
-
-    Raises:
-        InputError: lists those it has.
-    """
-    from moebench.workloads.errors import one_of
-
-    stem, _ = parsed(system)
     if stem not in PARTS[part].systems:
         raise one_of(f"system of {part}", stem, PARTS[part].systems)
+    known, named = PARTS[part].options.get(stem, {}), {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        if name not in known:
+            has = f"{stem} has {', '.join(known)}, as in {_example(stem, known)}" if known else f"{stem} has none"
+            raise InputError(f"system {system!r}: no option {name!r}; {has}")
+        if name in named:
+            raise InputError(f"system {system!r}: {name} stands there twice")
+        named[name] = _value(system, name, text, known[name])
+    defaults = {name: option.default for name, option in known.items() if option.default is not None}
+    return stem, defaults | named
+
+
+def number(options: Mapping[str, int | str], name: str, otherwise: int = 0) -> int:
+    """A number among options that were parsed; another one where that is off."""
+    return int(options.get(name, otherwise))
+
+
+def _example(stem: str, known: Mapping[str, Option]) -> str:
+    name, option = next(iter(known.items()))
+    return f"{stem}+{name}={option.words[0] if option.words else 4}"
+
+
+def _value(system: str, name: str, text: str, option: Option) -> int | str:
+    if option.words:
+        if text not in option.words:
+            raise one_of(f"{name} of system {system!r}", text, option.words)
+        return text
+    if not text.isdecimal() or int(text) < option.least:
+        raise InputError(f"system {system!r}: {name}={text} is no whole number of at least {option.least}")
+    return int(text)
 
 
 def far(what: str, ours: Tensor, theirs: Tensor, close: float = 1e-9) -> str | None:

@@ -1,8 +1,10 @@
 """Parts by name: who makes each, and why one can't run somewhere."""
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
-from moebench.systems.part_interface import PartCall, Setting, check_system, parsed, positions_of
+from moebench.systems.part_interface import PartCall, Setting, number, parsed, positions_of
 from moebench.workloads.errors import InputError
 from moebench.workloads.models.decoder import DecoderShape
 from moebench.workloads.part import PARTS, PartWorkload
@@ -19,6 +21,10 @@ MAKERS = {
     "gradient-sum": f"{_SUMS}:gradient_sum",
     "row-sum": f"{_SUMS}:row_sum",
 }
+# Of parts that know themselves why they can't run: `(workload, system, ranks) -> a reason, or None`.
+PROBLEMS: dict[str, str] = {}
+# Of parts that know what they take of a rank: `(workload, system, ranks) -> bytes held, FLOPs of a call`.
+BURDENS: dict[str, str] = {}
 # Run on ranks: `(group, systems, sizes, seed) -> numbers by system`.
 STUDIES = {
     "training": "moebench.systems.megascale.studies:training_losses",
@@ -34,13 +40,23 @@ def make(setting: Setting) -> PartCall:
         InputError: an unknown system, or sizes that it can't run on these ranks.
     """
     workload = setting.workload
-    check_system(workload.part, setting.system)
+    parsed(workload.part, setting.system)  # refuses what is not there
     ranks, per_node = setting.group.size, setting.group.ranks_per_node or setting.group.size
     reason = problem(workload, setting.system, setting.shape, ranks, per_node, setting.tile)
     if reason is not None:
         raise InputError(reason)
-    module, function = MAKERS[workload.part].split(":")
-    return getattr(import_module(module), function)(setting)
+    return _found(MAKERS[workload.part])(setting)
+
+
+def burden(workload: PartWorkload, system: str, ranks: int) -> tuple[float, float] | None:
+    """Bytes that a rank holds, and FLOPs of a call; None of a part that does not say so itself."""
+    known = BURDENS.get(workload.part)
+    return None if known is None else _found(known)(workload, system, ranks)
+
+
+def _found(target: str) -> Callable[..., Any]:
+    module, function = target.split(":")
+    return getattr(import_module(module), function)
 
 
 def problem(
@@ -51,6 +67,8 @@ def problem(
     part = PARTS[workload.part]
     if reason is not None:
         return reason
+    if workload.part in PROBLEMS:
+        return _found(PROBLEMS[workload.part])(workload, system, ranks)
     if workload.part in ("parameter-sync", "gradient-sum") and per_node == ranks:
         return f"{workload.part} is among replicas on several nodes, and there is one"
     if workload.part == "parameter-sync" and workload.size("of_part") not in (0, 1):
@@ -75,10 +93,10 @@ def _of_shape(workload: PartWorkload, system: str, shape: DecoderShape, ranks: i
             return f"heads = {shape.heads} and kv_heads = {shape.kv_heads} can't be dealt to ranks = {ranks}"
     elif shape.experts % ranks:
         return f"experts = {shape.experts} is not divisible by ranks = {ranks}"
-    stem, options = parsed(system)
+    stem, options = parsed(workload.part, system)
     if stem == "fused" and tokens % tile:
         return f"tokens = {workload.size('tokens')} on ranks = {ranks}: {tokens} rows are no whole tiles of {tile}"
-    chunks = {"fused": tokens // tile, "chunked": options.get("chunks", 2)}.get(stem, 1)
+    chunks = tokens // tile if stem == "fused" else number(options, "chunks", 1)
     if chunks and (tokens % chunks or positions_of(workload.size("tokens")) // ranks % chunks):
         return f"chunks = {chunks} can't cut the {tokens} tokens of a rank"
     return None

@@ -6,7 +6,7 @@ sizes each takes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 # Sizes of parts -> their letter in the name of a case.
@@ -27,6 +27,21 @@ MEGA = 10**6
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """What may stand behind a system's name, as in `chunked+chunks=4`.
+
+    Attributes:
+        default: where nothing does; None: the option is off.
+        least: of a whole number.
+        words: it is one of them, in place of a number.
+    """
+
+    default: int | str | None = None
+    least: int = 1
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What a suite may choose of a part.
 
@@ -35,6 +50,8 @@ class Part:
         sizes: that it takes, all of them; a model's file says the others.
         systems: ways to do it, each with what it does.
         dtype: of what it works on, where a suite names no other.
+        options: of each system that has any, by name.
+        least_ranks: that it has a meaning on.
         of_model: whether its other sizes are those of a decoder.
         is_studied: whether it is run for real on seeded numbers, and what becomes of them is counted: nothing is timed.
     """
@@ -43,6 +60,8 @@ class Part:
     sizes: tuple[str, ...]
     systems: Mapping[str, str]
     dtype: str = "bf16"
+    options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
+    least_ranks: int = 2
     of_model: bool = False
     is_studied: bool = False
 
@@ -57,6 +76,7 @@ _OVERLAP = {
     "chunked": "rows in chunks, each with a collective that runs beside the products of others; launched as they are",
     "fused": "the same in chunks of a tile, priced as one kernel and one collective: assumes a fused kernel",
 }
+_CHUNKS = {"chunked": {"chunks": Option(2)}}
 _SUMS = {
     "fp32-reduce-scatter": "FP32 reduce-scatter",
     "bf16-all-to-all": "BF16 all-to-all, sums in FP32",
@@ -73,14 +93,19 @@ PARTS: Mapping[str, Part] = {
             "reduce-scatter": "every rank has a row for every token, and gets the sums of its own",
         },
     ),
-    "qkv+a2a": Part("Projection to query, key, value; all-to-all of heads", ("tokens",), _OVERLAP, of_model=True),
-    "a2a+outproj": Part("All-to-all of heads; output projection", ("tokens",), _OVERLAP, of_model=True),
+    "qkv+a2a": Part(
+        "Projection to query, key, value; all-to-all of heads", ("tokens",), _OVERLAP, options=_CHUNKS, of_model=True
+    ),
+    "a2a+outproj": Part(
+        "All-to-all of heads; output projection", ("tokens",), _OVERLAP, options=_CHUNKS, of_model=True
+    ),
     "ag+scatter+groupedgemm": Part(
         "All-gather of tokens, rows of this rank's experts, their first products",
-        ("tokens", "products"), _OVERLAP, of_model=True,
+        ("tokens", "products"), _OVERLAP, options=_CHUNKS, of_model=True,
     ),
     "groupedgemm+gather+rs": Part(
-        "The experts' last product, sums of a token's rows, reduce-scatter", ("tokens",), _OVERLAP, of_model=True
+        "The experts' last product, sums of a token's rows, reduce-scatter", ("tokens",), _OVERLAP,
+        options=_CHUNKS, of_model=True,
     ),
     "parameter-sync": Part(
         "Sums of a step's gradients over replicas, and everybody's parameters again",
@@ -159,8 +184,9 @@ class _OfPart:
 
     def problem(self, ranks: int) -> str | None:
         """Why it has no meaning on `ranks` ranks, naming the keys; None when it has one."""
-        if ranks < 2:
-            return f"a part needs two ranks and more, not {ranks}"
+        least = PARTS[self.part].least_ranks
+        if ranks < least:
+            return f"part {self.part} needs {least} ranks and more, not {ranks}"
         return next((f"{name} = {size}: must not be negative" for name, size in self.sizes if size < 0), None)
 
 

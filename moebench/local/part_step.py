@@ -3,7 +3,7 @@
 import torch
 
 from moebench.case import Case
-from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.group import Group, described_group
 from moebench.kernels.region import region
 from moebench.local.step import CannotRun, Step
 from moebench.plan_parts import part_of, shape_of
@@ -17,12 +17,10 @@ def part_step(case: Case, device: torch.device, group: Group | None = None) -> S
     """One call of a case's part, planned before.
 
     Raises:
-        CannotRun: on one rank, or sizes that so many ranks can't share.
+        CannotRun: fewer ranks than the part takes, or sizes that so many can't share.
     """
     workload = part_of(case)
-    reason = workload.problem(1 if group is None else group.size)
-    if group is None or reason is not None:
-        raise CannotRun(reason or "a part needs other ranks")
+    group = group or described_group(1)
     setting = Setting(workload, case.system, group, device, torch_dtype(workload.dtype), shape_of(workload))
     try:
         call = make(setting)

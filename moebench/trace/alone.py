@@ -4,10 +4,11 @@ Ranks differ by their place only: traced is one of them, or, where the call asks
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from moebench.case import Case
 from moebench.kernels.collectives.exchanges import plan_exchange
@@ -21,6 +22,14 @@ from moebench.trace.recorder import record_step
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.exchange import BYTES_PER_ELEMENT
 from moebench.workloads.machine import Topology
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is traced by itself, and the tensors that live before it and after."""
+
+    run: Callable[[], object]
+    persistent: Sequence[Tensor] = ()
 
 
 def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
@@ -61,7 +70,7 @@ def trace_exchange(
     if rest:
         raise ValueError(f"payload of {payload_bytes} bytes: must be a multiple of {least}")
 
-    def call_of(group: Group) -> Callable[[], object]:
+    def call_of(group: Group) -> Call:
         x_RB = torch.empty(
             ranks, elements, dtype=torch_dtype(dtype), device="meta", requires_grad=with_gradient
         )
@@ -72,15 +81,15 @@ def trace_exchange(
             if with_gradient:
                 y_RB.backward(y_RB.detach())
 
-        return call
+        return Call(call, (x_RB,))
 
     return trace_call(call_of, ranks, ranks_per_node)
 
 
 def trace_call(
-    call_of: Callable[[Group], Callable[[], object]], ranks: int, ranks_per_node: int
+    call_of: Callable[[Group], Call], ranks: int, ranks_per_node: int
 ) -> tuple[Program, ...]:
-    """The programs of `call_of(group)()` in region `exchange` on all ranks; tensors that it makes are meta tensors."""
+    """The programs of `call_of(group)` in region `exchange` on all ranks; tensors that it makes are meta tensors."""
     first = described_group(ranks, 0, ranks_per_node=ranks_per_node)
     program = _recorded(call_of(first), first)
     if not first.is_asked_for_leaders or ranks_per_node == 1:
@@ -94,7 +103,7 @@ def trace_call(
 
 
 def trace_by_node(
-    call_of: Callable[[Group], Callable[[], object]], ranks: int, ranks_per_node: int
+    call_of: Callable[[Group], Call], ranks: int, ranks_per_node: int
 ) -> tuple[Program, ...]:
     """As `trace_call`, of calls in which whom a rank sends to depends on its node: a program a node."""
     found = []
@@ -105,15 +114,15 @@ def trace_by_node(
     return tuple(found)
 
 
-def _recorded(call: Callable[[], object], group: Group) -> Program:
+def _recorded(call: Call, group: Group) -> Program:
     before = outstanding()
 
     def step() -> None:
         with region("exchange"):
-            call()
+            call.run()
 
     try:
-        return record_step(step).program(group.rank, group.size)
+        return record_step(step, persistent=call.persistent).program(group.rank, group.size)
     finally:
         forget_described(before)
 

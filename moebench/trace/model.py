@@ -41,7 +41,7 @@ from moebench.systems.planning import (
     sample_data,
     value_of,
 )
-from moebench.trace.alone import trace_call
+from moebench.trace.alone import Call, trace_call
 from moebench.trace.errors import OutOfMemory, Unsupported
 from moebench.trace.recorder import Recorder, record_step
 from moebench.workloads.dtypes import torch_dtype
@@ -231,9 +231,9 @@ def _pieces(topology: Topology, start: Callable[..., object]) -> LinearPieces:
     while size <= _LARGEST:
         rows = max(1, size // (4 * topology.ranks)) * topology.ranks
 
-        def call_of(group: Group, rows: int = rows) -> Callable[[], object]:
+        def call_of(group: Group, rows: int = rows) -> Call:
             x = torch.empty(rows, device="meta")
-            return lambda: start(x, group).wait()  # type: ignore[attr-defined]
+            return Call(lambda: start(x, group).wait())  # type: ignore[attr-defined]
 
         programs = trace_call(call_of, topology.ranks, topology.gpus_per_node)
         if not points or 4 * rows > points[-1][0]:

@@ -5,7 +5,7 @@ that, as in a ring, one a node.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from moebench.plan_parts import part_of, shape_of
 from moebench.program import Op, Program
 from moebench.systems.part_interface import TILE_ROWS, Setting, parsed
 from moebench.systems.part_registry import make
-from moebench.trace.alone import trace_by_node, trace_call
+from moebench.trace.alone import Call, trace_by_node, trace_call
 from moebench.trace.errors import Unsupported
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.errors import InputError
@@ -39,7 +39,7 @@ def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
         Unsupported: the part has no meaning on so many ranks.
     """
     system = case.system
-    if parsed(system)[0] != "fused":
+    if parsed(part_of(case).part, system)[0] != "fused":
         return _traced(case, system, topology)
     cut, whole = _traced(case, system, topology), _traced(case, "serial", topology)
     chunks = part_of(case).size("tokens") // topology.ranks // TILE_ROWS
@@ -49,7 +49,7 @@ def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
 def _traced(case: Case, system: str, topology: Topology) -> tuple[Program, ...]:
     workload = part_of(case)
 
-    def call_of(group: Group) -> Callable[[], object]:
+    def call_of(group: Group) -> Call:
         setting = Setting(
             workload, system, group, torch.device("meta"), torch_dtype(workload.dtype), shape_of(workload)
         )
@@ -59,7 +59,7 @@ def _traced(case: Case, system: str, topology: Topology) -> tuple[Program, ...]:
             with answering(call.reads) if call.reads is not None else nullcontext():
                 return call.run()
 
-        return run
+        return Call(run, call.persistent)
 
     try:
         programs = trace_call(call_of, topology.ranks, topology.gpus_per_node)

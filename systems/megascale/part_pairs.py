@@ -123,7 +123,7 @@ def products_and_reduce(setting: Setting) -> PartCall:
 
 
 def _call(setting: Setting, run, wrong, *persistent: Tensor) -> PartCall:
-    is_fused = parsed(setting.system)[0] == "fused"
+    is_fused = parsed(setting.workload.part, setting.system)[0] == "fused"
     return PartCall(run, wrong, persistent, _reads(setting), is_fused)
 
 

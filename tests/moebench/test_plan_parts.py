@@ -4,9 +4,12 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from moebench.plan import Filters, plan
 from moebench.plan_parts import part_of, refusal, shape_of
+from moebench.systems.part_interface import parsed
+from moebench.trace.alone import Call, trace_call
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_suite, load_topology
 from tests.moebench.part_suite import TEXT, written
@@ -56,7 +59,7 @@ def test_filters(suite):
         plan(suite, Filters(systems=("fusde",)))
     with pytest.raises(InputError, match="no option 'parts'; chunked has chunks"):
         plan(suite, Filters(systems=("chunked+parts=4",)))
-    with pytest.raises(InputError, match="chunks=0 is no positive whole number"):
+    with pytest.raises(InputError, match="chunks=0 is no whole number of at least 1"):
         plan(suite, Filters(systems=("chunked+chunks=0",)))
     with pytest.raises(InputError, match="unknown gate 'switch'"):
         plan(suite, Filters(gates=("switch",)))
@@ -96,7 +99,7 @@ def test_latent_attention_is_another_product(tmp_path, part):
 def test_a_part_takes_several_ranks(tmp_path):
     """A size of one rank is refused with its key, instead of no case being left."""
     suite = load_suite(written(tmp_path, re.sub(r"sizes = \[.*?\]\nnode_types", 'sizes = ["1x1"]\nnode_types', TEXT)))
-    with pytest.raises(InputError, match="sizes: 1x1 is one rank, a part takes several"):
+    with pytest.raises(InputError, match="sizes: 1x1 is one rank, dispatch takes several"):
         plan(suite, Filters())
 
 
@@ -109,3 +112,24 @@ def test_a_part_may_be_in_fp32(tmp_path):
     assert all("-fp32/" in case.name for case in found)
     with pytest.raises(InputError, match="unknown dtype of part gradient-sum 'bf16'; choose one of: fp32"):
         load_suite(written(tmp_path, TEXT.replace("sizes = { parameters", 'dtypes = ["bf16"], sizes = { parameters')))
+
+
+def test_options_are_the_parts_own():
+    """With their defaults; another system's, one that stands there twice and a value out of bounds are refused."""
+    assert parsed("qkv+a2a", "chunked") == ("chunked", {"chunks": 2})
+    assert parsed("qkv+a2a", "chunked+chunks=4") == ("chunked", {"chunks": 4})
+    assert parsed("qkv+a2a", "serial") == ("serial", {})
+    for system, told in (
+        ("serial+chunks=4", "no option 'chunks'; serial has none"),
+        ("chunked+chunks=2+chunks=3", "chunks stands there twice"),
+        ("chunked+chunks=1.5", "chunks=1.5 is no whole number of at least 1"),
+        ("chunkd", "unknown system of qkv\\+a2a 'chunkd'"),
+    ):
+        with pytest.raises(InputError, match=told):
+            parsed("qkv+a2a", system)
+
+
+def test_memory_of_a_part_has_what_lives_from_call_to_call():
+    """Also what no operator of the call reads."""
+    one = trace_call(lambda group: Call(lambda: None, (torch.empty(1000, device="meta"),)), 2, 2)[0]
+    assert one.persistent_bytes == one.peak_bytes == 4000
