@@ -6,6 +6,7 @@ What is planned of one experiment is its kind's affair (moebench.kinds); filters
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from moebench import kinds
 from moebench.case import Case
@@ -13,6 +14,7 @@ from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.machine import Topology
 from moebench.workloads.places import ON_THIS_MACHINE, THIS_MACHINE
 from moebench.workloads.suite import AnyExperiment, Experiment, Suite
+from moebench.workloads.workload import Workload
 
 ENGINES = ("auto", "local", "cluster", "sim")
 QUICK_SAMPLES = 32
@@ -138,6 +140,20 @@ class Context:
             for place in matches or ([] if name in self.own_places else [self._elsewhere(name)]):
                 found.setdefault(place.topology, place)
         return list(found.values())
+
+    def case(self, experiment: Experiment, place: Place, system: str, workload: Workload, **more: Any) -> Case:
+        """A case of an experiment at a place, on the engine and with the overrides that the user chose."""
+        topology = self.machines(place.topology)  # a run that is resumed knows those of its cases alone
+        chosen: dict[str, Any] = {
+            "suite": self.suite.name,
+            "experiment": experiment.name,
+            "system": system,
+            "workload": workload,
+            "topology": topology.name,
+            "size": place.size,
+            "overrides": dict(self.filters.overrides),
+        }
+        return Case(**chosen | {"engine": more.pop("engine", None) or engine_of(topology, self.engine)} | more)
 
     def _elsewhere(self, name: str) -> Place:
         topology = self.machines(name)

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 
 from moebench.case import Case
-from moebench.plan import Context, Place, engine_of, wanted
+from moebench.plan import Context, Place, wanted
 from moebench.workloads.exchange import EXCHANGES, ExchangeWorkload, size_words
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import ExchangeExperiment
@@ -34,21 +34,11 @@ def cases(experiment: ExchangeExperiment, context: Context) -> Iterator[Case]:
     for place in context.places(experiment):
         if place.size == ONE_RANK or not _is_planned(experiment, place, filters.quick):
             continue
-        topology = context.machines(place.topology)  # a run that is resumed knows those of its cases alone
         for payload, dtype, name in product(experiment.payloads_bytes, dtypes, dict.fromkeys(exchanges)):
-            yield Case(
-                suite=context.suite.name,
-                experiment=experiment.name,
-                system=name,
-                workload=ExchangeWorkload(payload, dtype),
-                topology=topology.name,
-                size=place.size,
-                engine=engine_of(topology, context.engine),
-                implementation=name,
-                assumptions={"gpu": place.gpu},
-                is_default=is_default(experiment, place.topology),
-                overrides=dict(filters.overrides),
-            )
+            yield context.case(
+                experiment, place, name, ExchangeWorkload(payload, dtype),
+                implementation=name, assumptions={"gpu": place.gpu}, is_default=is_default(experiment, place.topology),
+            )  # fmt: skip
 
 
 def is_default(experiment: ExchangeExperiment, topology: str) -> bool:

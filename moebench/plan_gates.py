@@ -44,7 +44,6 @@ def cases(experiment: GateExperiment, context: Context) -> Iterator[Case]:
         return
     gates = [gate for gate in experiment.gates if wanted(filters.gates, gate.label, gate.name)]
     for place in context.places(experiment)[:1]:
-        topology = context.machines(place.topology)
         for gate, system in product(gates, chosen_systems(experiment.systems, filters)):
             workload = GateWorkload(
                 gate=gate,
@@ -58,15 +57,7 @@ def cases(experiment: GateExperiment, context: Context) -> Iterator[Case]:
                 dtype=experiment.dtype,
             )
             _refuse(workload, f"{context.source}: experiment {experiment.name}")
-            yield Case(
-                suite=context.suite.name,
-                experiment=experiment.name,
-                system=system,
-                workload=workload,
-                topology=topology.name,
-                size=place.size,
-                engine=ENGINE,
-            )
+            yield context.case(experiment, place, system, workload, engine=ENGINE, overrides={})
 
 
 def check_key(case: Case) -> tuple[Hashable, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import prod
 
 from moebench.case import Case
-from moebench.plan import Context, Place, engine_of, refuse_unknown, wanted
+from moebench.plan import Context, Place, refuse_unknown, wanted
 from moebench.workloads.errors import InputError
 from moebench.workloads.job import JobWorkload, sized
 from moebench.workloads.machine import Topology
@@ -57,18 +57,11 @@ def _cases(
     if problem:
         raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
     for system in _systems(experiment, reading, context.filters.systems):
-        yield Case(
-            suite=context.suite.name,
-            experiment=experiment.name,
-            system=system,
-            workload=workload,
-            topology=topology.name,
-            size=place.size,
-            engine=engine_of(topology, context.engine),
+        yield context.case(
+            experiment, place, system, workload,
             assumptions={"reading": reading.name, "gpu": place.gpu},
             is_default=reading is experiment.readings[0] and (place.asked or is_papers(experiment, place.gpu)),
-            overrides=dict(context.filters.overrides),
-        )
+        )  # fmt: skip
 
 
 def is_papers(experiment: JobExperiment, node_type: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 
 from moebench.case import Case
-from moebench.plan import Context, Filters, engine_of, wanted
+from moebench.plan import Context, Filters, wanted
 from moebench.workloads.kernel import KernelWorkload, combined
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import KernelExperiment, KernelGrid
@@ -36,23 +36,13 @@ def cases(experiment: KernelExperiment, context: Context) -> Iterator[Case]:
     for place in context.places(experiment):
         if place.size != ONE_DEVICE or (filters.quick and not place.asked and place.gpu != default):
             continue
-        topology = context.machines(place.topology)
         for grid in experiment.kernels:
             implementations = _implementations(grid, filters)
             for workload, name in product(workloads_of(grid, context.suite.seed, filters.dtypes), implementations):
-                yield Case(
-                    suite=context.suite.name,
-                    experiment=experiment.name,
-                    system=name,
-                    workload=workload,
-                    topology=topology.name,
-                    size=place.size,
-                    engine=engine_of(topology, context.engine),
-                    implementation=name,
-                    assumptions={"gpu": place.gpu},
-                    is_default=place.gpu == default,
-                    overrides=dict(filters.overrides),
-                )
+                yield context.case(
+                    experiment, place, name, workload,
+                    implementation=name, assumptions={"gpu": place.gpu}, is_default=place.gpu == default,
+                )  # fmt: skip
 
 
 def check_key(case: Case) -> tuple[Hashable, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from moebench.case import Case
-from moebench.plan import Context, Filters, Place, engine_of, wanted
+from moebench.plan import Context, Filters, Place, wanted
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.experts import experts_for
 from moebench.workloads.layer import GateSpec, LayerWorkload
@@ -92,19 +92,10 @@ def cases(experiment: LayerExperiment, context: Context) -> Iterator[Case]:
             raise InputError(f"{here}: {problem}{_way_out(experiment, assumption, place, context)}")
         own = systems if assumption.is_default or place.asked else _swept(experiment, systems, filters)
         for conventions, system in product(_conventions(experiment, gate, assumption, filters), own):
-            yield Case(
-                suite=context.suite.name,
-                experiment=experiment.name,
-                system=system,
-                workload=workload,
-                topology=topology.name,
-                size=place.size,
-                engine=engine_of(topology, context.engine),
-                conventions=conventions,
-                assumptions=assumption.labels,
-                is_default=assumption.is_default,
-                overrides=dict(filters.overrides),
-            )
+            yield context.case(
+                experiment, place, system, workload,
+                conventions=conventions, assumptions=assumption.labels, is_default=assumption.is_default,
+            )  # fmt: skip
 
 
 def _way_out(experiment: LayerExperiment, assumption: Assumption, place: Place, context: Context) -> str:

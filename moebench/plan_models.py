@@ -10,7 +10,7 @@ from math import prod
 
 from moebench.case import Case
 from moebench.local.machine import memory_bytes
-from moebench.plan import Context, Place, engine_of, refuse_unknown, wanted
+from moebench.plan import Context, refuse_unknown, wanted
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.model import ModelWorkload, shape_of
@@ -56,7 +56,11 @@ def cases(experiment: ModelExperiment, context: Context) -> Iterator[Case]:
             if problem:
                 raise InputError(f"{context.source}: experiment {experiment.name}, topology {topology.name}: {problem}")
             for system in _systems(experiment, filters.systems):
-                yield _case(experiment, context, reading, place, topology, workload, system)
+                yield context.case(
+                    experiment, place, system, workload,
+                    assumptions={"reading": reading.name},
+                    is_default=reading is experiment.readings[0],
+                )  # fmt: skip
 
 
 def workload_of(
@@ -66,29 +70,6 @@ def workload_of(
     batches = reading.batches.get(gpu, next(iter(reading.batches.values())))
     shape = shape_of(model, gate, batches[experiment.models.index(model)], ranks)  # type: ignore[arg-type]
     return ModelWorkload(model, shape, reading.dtypes.get(gpu, "fp32"), seed)
-
-
-def _case(
-    experiment: ModelExperiment,
-    context: Context,
-    reading: ModelReading,
-    place: Place,
-    topology: Topology,
-    workload: ModelWorkload,
-    system: str,
-) -> Case:
-    return Case(
-        suite=context.suite.name,
-        experiment=experiment.name,
-        system=system,
-        workload=workload,
-        topology=topology.name,
-        size=place.size,
-        engine=engine_of(topology, context.engine),
-        assumptions={"reading": reading.name},
-        is_default=reading is experiment.readings[0],
-        overrides=dict(context.filters.overrides),
-    )
 
 
 def _systems(experiment: ModelExperiment, asked: Sequence[str]) -> list[str]:

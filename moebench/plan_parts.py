@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 
 from moebench.case import Case
-from moebench.plan import Context, Place, engine_of, wanted
+from moebench.plan import Context, wanted
 from moebench.plan_gates import ENGINE as COUNT
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
@@ -65,13 +65,16 @@ def cases(experiment: PartExperiment, context: Context) -> Iterator[Case]:
             continue
         if is_studied and (filters.quick or context.engine == "cluster"):
             continue
-        topology = context.machines(place.topology)  # a run that is resumed knows those of its cases alone
-        engine = COUNT if is_studied else engine_of(topology, context.engine)
         for workload in workloads(grid, reading, context.suite.seed):
             if not wanted(filters.dtypes, workload.dtype):
                 continue
             for system in _systems(grid, filters.systems):
-                yield _case(experiment, context, reading, place, topology, engine, workload, system)
+                yield context.case(
+                    experiment, place, system, workload,
+                    engine=COUNT if is_studied else None,
+                    assumptions={"reading": reading.name},
+                    is_default=reading is experiment.readings[0],
+                )  # fmt: skip
 
 
 def workloads(
@@ -82,30 +85,6 @@ def workloads(
     for model, dtype in product(grid.models or ("",), grid.dtypes or ("",)):
         for sizes in product(*grid.sizes.values()):
             yield workload_of(grid.part, named | dict(zip(grid.sizes, sizes)), model, seed, dtype)
-
-
-def _case(
-    experiment: PartExperiment,
-    context: Context,
-    reading: PartReading,
-    place: Place,
-    topology: Topology,
-    engine: str,
-    workload: PartWorkload | StudyWorkload,
-    system: str,
-) -> Case:
-    return Case(
-        suite=context.suite.name,
-        experiment=experiment.name,
-        system=system,
-        workload=workload,
-        topology=topology.name,
-        size=place.size,
-        engine=engine,
-        assumptions={"reading": reading.name},
-        is_default=reading is experiment.readings[0],
-        overrides=dict(context.filters.overrides),
-    )
 
 
 def _systems(grid: PartGrid, asked: Sequence[str]) -> list[str]:

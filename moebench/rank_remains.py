@@ -1,8 +1,13 @@
-"""What a rank leaves in files for whoever started it: a result, or when and how it raised; each whole or not there."""
+"""What a rank leaves in files for whoever started it: a result, or when and how it raised, each whole or not
+there; and how it goes.
+"""
 
+import contextlib
+import os
 import pickle
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 NO_ROOM = 74  # exit status of a rank whose traceback found no room either (EX_IOERR of sysexits.h)
 
@@ -29,3 +34,19 @@ def leave_failure(path: Path, when_s: float, text: str) -> int:
     except OSError:
         return NO_ROOM
     return 1
+
+
+def exit_after_peers() -> NoReturn:
+    """Exit when all ranks have come so far: no socket closes under a peer that still reads."""
+    with contextlib.suppress(Exception):  # a peer that fails from here on tells its own story
+        import torch.distributed as dist
+
+        dist.barrier()
+    exit_at_once(0)
+
+
+def exit_at_once(status: int) -> NoReturn:
+    """Exit without tearing down the group: with a peer gone, that could wait for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from moebench import pulse
-from moebench.rank_remains import leave, leave_failure
+from moebench.rank_remains import exit_after_peers, exit_at_once, leave, leave_failure
 from moebench.rank_wire import receive, send
 
 _STACK_SIGNAL = signal.SIGUSR1
@@ -141,19 +141,8 @@ def _run_rank(request: dict[str, Any], rank: int, server: int) -> NoReturn:
         leave(folder / f"{rank}.result", _call(request, rank))
     except BaseException:
         when = time.monotonic()
-        _exit(leave_failure(folder / f"{rank}.failure", when, traceback.format_exc()))
-    with suppress(Exception):  # a peer that fails from here on tells its own story
-        import torch.distributed as dist
-
-        dist.barrier()  # no socket closes under a peer that still reads
-    _exit(0)
-
-
-def _exit(status: int) -> NoReturn:
-    """Exit without tearing down the group: with a peer gone, that could wait for it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+        exit_at_once(leave_failure(folder / f"{rank}.failure", when, traceback.format_exc()))
+    exit_after_peers()
 
 
 def _settle(request: dict[str, Any], folder: Path, rank: int) -> None:

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
-from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.explicit import one_hot
-from moebench.kernels.host import read_ints
-from moebench.systems.layer import mean_over_tokens
+from moebench.systems.layer import largest_count, mean_over_tokens
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.gates.noise import gumbel_like, uniform_like
 from moebench.workloads.layer import LayerWorkload
@@ -131,13 +129,7 @@ def capacity_of(
     gate, factor = workload.gate, workload.capacity_factor
     if not conventions.is_dropless:
         return conventions.capacity(tokens, workload.experts, gate.top_k, factor)
-    most = torch.max(counts_E)
-    if group.size > 1:
-        # DeepSpeed's all-reduce takes the maximum; the shared one adds, so each rank adds its own entry.
-        most_R = most.new_zeros(group.size)
-        most_R[group.index] = most
-        most = torch.max(all_reduce(most_R, group))
-    return max(conventions.min_capacity, *read_ints(most, "max_expert_count"))
+    return max(conventions.min_capacity, largest_count(counts_E, group))
 
 
 def balance_loss(gates_TE: Tensor, mask_TE: Tensor, factor: float, conventions: Conventions) -> Tensor:

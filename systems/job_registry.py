@@ -6,6 +6,7 @@ from typing import Any
 from moebench.systems.job_interface import JobSystem
 from moebench.systems.megascale.system import MEGASCALE
 from moebench.systems.megatron.job import MEGATRON_0_10, MEGATRON_MODERN
+from moebench.systems.registry import options_of, stem_of
 from moebench.workloads.errors import InputError, one_of
 
 _OWN: dict[str, Any] = {system.name: system for system in (MEGASCALE, MEGATRON_0_10, MEGATRON_MODERN)}
@@ -19,18 +20,12 @@ def get(name: str) -> JobSystem:
     Raises:
         InputError: unknown name or option; lists the valid ones.
     """
-    stem, *pairs = name.split("+")
+    stem = stem_of(name)
     if stem not in _OWN:
         raise one_of("system for jobs", stem, NAMES)
     system = _OWN[stem]
-    if not pairs:
+    if name == stem:
         return system
     if not hasattr(system, "variant"):
         raise InputError(f"system {name!r}: {stem} has no options")
-    options: dict[str, str] = {}
-    for pair in pairs:
-        option, equals, value = pair.partition("=")
-        if not equals or option in options:
-            raise InputError(f"system {name!r}: write each option once, as +name=value, not {pair!r}")
-        options[option] = value
-    return system.variant(options)
+    return system.variant(options_of(name))

@@ -14,6 +14,7 @@ from moebench.kernels.collectives.exchanges import exchange as exchange_rows
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.expert_ffn import expert_ffn
+from moebench.kernels.host import read_ints
 from moebench.kernels.region import region
 from moebench.systems.interface import LayerWeights, MoELayer, System, problem
 from moebench.workloads.conventions import Conventions
@@ -227,6 +228,17 @@ def exchange(x_ECD: Tensor, group: Group, by: str = "flat") -> Tensor:
     """
     with region("exchange"):
         return exchange_rows(x_ECD.contiguous(), group, by)
+
+
+def largest_count(counts_E: Tensor, group: Group) -> int:
+    """The largest count over experts and ranks, which the host must read."""
+    most = torch.max(counts_E)
+    if group.size > 1:
+        # Packages' all-reduce takes the maximum; the shared one adds, so each rank adds its own entry.
+        most_R = most.new_zeros(group.size)
+        most_R[group.index] = most
+        most = torch.max(all_reduce(most_R, group))
+    return read_ints(most, "max_expert_count")[0]
 
 
 def mean_over_tokens(x_TE: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from moebench.systems.lancet.system import LANCET, RAF
 from moebench.systems.model_interface import ModelSystem
 from moebench.systems.moesys.fusion import GROUP_BYTES
 from moebench.systems.registry import get as get_layer
-from moebench.systems.registry import stem_of
+from moebench.systems.registry import options_of, stem_of
 from moebench.workloads.errors import InputError, one_of
 
 _SOURCES = {
@@ -48,13 +48,7 @@ def get(name: str) -> ModelSystem:
         return LANCET if stem == LANCET.name else RAF
     if stem != LANCET.name:
         raise InputError(f"system {name!r}: {stem} has no options")
-    options: dict[str, str] = {}
-    for pair in name.split("+")[1:]:
-        option, equals, value = pair.partition("=")
-        if not equals or option in options:
-            raise InputError(f"system {name!r}: write each option once, as +name=value, not {pair!r}")
-        options[option] = value
-    return LANCET.variant(options)
+    return LANCET.variant(options_of(name))
 
 
 def _deepspeed(name: str, layer: System, zero: list[str]) -> ModelSystem:

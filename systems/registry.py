@@ -46,26 +46,35 @@ def get(name: str) -> System:
     Raises:
         InputError: unknown name or option; lists the valid ones.
     """
-    stem, *pairs = name.split("+")
+    stem = stem_of(name)
     system = _OWN[stem] if stem in _OWN else _other(stem)
     if isinstance(system, Unusable):
         return Unusable(name, system.package, system.reason)
-    if not pairs:
+    if name == stem:
         return system
     if not isinstance(system, Configurable):
         raise InputError(f"system {name!r}: {stem} has no options")
-    options: dict[str, str] = {}
-    for pair in pairs:
-        option, equals, value = pair.partition("=")
-        if not equals or option in options:
-            raise InputError(f"system {name!r}: write each option once, as +name=value, not {pair!r}")
-        options[option] = value
-    return system.variant(options)
+    return system.variant(options_of(name))
 
 
 def stem_of(name: str) -> str:
     """The name of a variant without its options."""
     return name.split("+")[0]
+
+
+def options_of(name: str) -> dict[str, str]:
+    """The options in the name of a variant, as text.
+
+    Raises:
+        InputError: one without a value, or twice.
+    """
+    options: dict[str, str] = {}
+    for pair in name.split("+")[1:]:
+        option, equals, value = pair.partition("=")
+        if not equals or option in options:
+            raise InputError(f"system {name!r}: write each option once, as +name=value, not {pair!r}")
+        options[option] = value
+    return options
 
 
 def own_names() -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from moebench.cluster.detect import Launched
 from moebench.local.child import ALLOCATOR
 from moebench.pulse import VARIABLE
-from moebench.rank_remains import leave, leave_failure
+from moebench.rank_remains import exit_after_peers, exit_at_once, leave, leave_failure
 
 _STACK_SIGNAL = signal.SIGUSR1
 _STACK_TIME_S = 0.2  # for a rank to write where it stands
@@ -149,19 +149,8 @@ def main(folder: Path) -> NoReturn:
         leave(folder / "result", _call(*pickle.loads((folder / "request").read_bytes())))
     except BaseException:
         raised_at = time.time()
-        _exit(leave_failure(folder / "failure", raised_at, traceback.format_exc()))
-    with contextlib.suppress(Exception):  # a peer that fails from here on tells its own story
-        import torch.distributed as dist
-
-        dist.barrier()  # no socket closes under a peer that still reads
-    _exit(0)
-
-
-def _exit(status: int) -> NoReturn:
-    """Exit without tearing down the group: with a peer gone, that could wait for it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+        exit_at_once(leave_failure(folder / "failure", raised_at, traceback.format_exc()))
+    exit_after_peers()
 
 
 def _call(place: Launched, number: int, target: str, args: Sequence[Any], timeout_s: float) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from moebench.case import Case
 from moebench.claims.scope import CantAnswer
 from moebench.correctness import Status
-from moebench.plan import Context, engine_of, refuse_unknown, wanted
+from moebench.plan import Context, refuse_unknown, wanted
 from moebench.planner.checks import checked
 from moebench.planner.describe import mfu
 from moebench.planner.search import MEMORY, Plan, Ranked, search
@@ -62,18 +62,11 @@ def cases(experiment: PlannerExperiment, context: Context) -> Iterator[Case]:
             if problem:
                 raise InputError(f"{context.source}: experiment {experiment.name}: {problem}")
             for system in _systems(experiment, filters.systems):
-                yield Case(
-                    suite=context.suite.name,
-                    experiment=experiment.name,
-                    system=system,
-                    workload=workload,
-                    topology=topology.name,
-                    size=place.size,
-                    engine=engine_of(topology, context.engine),
+                yield context.case(
+                    experiment, place, system, workload,
                     assumptions={"gpu": place.gpu},
                     is_default=place.asked or place.gpu == experiment.node_types[0],
-                    overrides=dict(filters.overrides),
-                )
+                )  # fmt: skip
 
 
 def _systems(experiment: PlannerExperiment, asked: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from moebench.kernels.collectives.start_wait import Pending, start_all_gather, s
 from moebench.kernels.optimizer import AdamW
 from moebench.kernels.region import region
 from moebench.systems.job_interface import Training
-from moebench.systems.megascale.gradients import padded_size, start_sums
+from moebench.systems.megascale.gradients import add_gradients, padded_size, start_sums
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,7 @@ class _Flat:
 
     def add(self) -> None:
         """Add the gradients of a micro-batch and let them go."""
-        begin = 0
-        for param in self.params:
-            if param.grad is not None:
-                self.gradients_N[begin : begin + param.numel()].add_(param.grad.reshape(-1))
-                param.grad = None
-            begin += param.numel()
+        add_gradients(self.params, self.gradients_N)
 
     def values(self) -> Tensor:
         """The parameters in FP32, padded."""

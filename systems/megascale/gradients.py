@@ -11,7 +11,7 @@ A rank holds N gradients in one FP32 buffer, in which it has added up its micro-
 The all-to-all needs no memory besides: the BF16 copy takes one half of the buffer, the other half receives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,16 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import start_all_to_all, start_all_to_all_into, start_reduce_scatter
 
 BF16_ROUNDING = 2.0**-8
+
+
+def add_gradients(params: Sequence[Tensor], sums_N: Tensor) -> None:
+    """Add the parameters' gradients, one after another, to FP32 sums, and let them go."""
+    begin = 0
+    for param in params:
+        if param.grad is not None:
+            sums_N[begin : begin + param.numel()].add_(param.grad.reshape(-1))
+            param.grad = None
+        begin += param.numel()
 
 
 def padded_size(elements: int, replicas: int) -> int:

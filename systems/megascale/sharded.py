@@ -13,7 +13,7 @@ from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import start_all_gather
 from moebench.kernels.optimizer import AdamW
 from moebench.kernels.region import region
-from moebench.systems.megascale.gradients import padded_size, reduce_gradients
+from moebench.systems.megascale.gradients import add_gradients, padded_size, reduce_gradients
 
 
 class ShardedAdamW:
@@ -61,12 +61,7 @@ class ShardedAdamW:
     def accumulate(self) -> None:
         """Add the parameters' gradients of a micro-batch, in FP32, and let them go."""
         with region("grad-sync"):
-            begin = 0
-            for param in self.params:
-                if param.grad is not None:
-                    self.gradients_N[begin : begin + param.numel()].add_(param.grad.reshape(-1))
-                    param.grad = None
-                begin += param.numel()
+            add_gradients(self.params, self.gradients_N)
 
     @torch.no_grad()
     def step(self, scale: float = 1.0) -> None:

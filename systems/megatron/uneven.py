@@ -24,7 +24,7 @@ def gather_uneven(x_ND: Tensor, group: Group, rows: Sequence[int]) -> Tensor:
     with region("exchange"):
         if len(set(rows)) == 1:
             return start_all_gather(x_ND, group).wait()
-        return _Gather.apply(x_ND, group, tuple(rows))
+        return _Uneven.apply(x_ND, group, tuple(rows), _gathered, _reduced)
 
 
 def reduce_uneven(x_ND: Tensor, group: Group, rows: Sequence[int]) -> Tensor:
@@ -32,7 +32,7 @@ def reduce_uneven(x_ND: Tensor, group: Group, rows: Sequence[int]) -> Tensor:
     with region("exchange"):
         if len(set(rows)) == 1:
             return start_reduce_scatter(x_ND, group).wait()
-        return _Reduce.apply(x_ND, group, tuple(rows))
+        return _Uneven.apply(x_ND, group, tuple(rows), _reduced, _gathered)
 
 
 def _gathered(x_ND: Tensor, group: Group, rows: Sequence[int]) -> Tensor:
@@ -49,27 +49,16 @@ def _reduced(x_ND: Tensor, group: Group, rows: Sequence[int]) -> Tensor:
     return [one.wait() for one in flying][group.index]
 
 
-class _Gather(torch.autograd.Function):
+class _Uneven(torch.autograd.Function):
+    """One of the two, whose gradient goes the other way."""
+
     @staticmethod
-    def forward(ctx, x_ND, group, rows):
-        ctx.group, ctx.rows = group, rows
-        return _gathered(x_ND, group, rows)
+    def forward(ctx, x_ND, group, rows, there, back):
+        ctx.group, ctx.rows, ctx.back = group, rows, back
+        return there(x_ND, group, rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_ND):
         with region("exchange"):
-            return _reduced(grad_ND, ctx.group, ctx.rows), None, None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_ND, group, rows):
-        ctx.group, ctx.rows = group, rows
-        return _reduced(x_ND, group, rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_ND):
-        with region("exchange"):
-            return _gathered(grad_ND, ctx.group, ctx.rows), None, None
+            return ctx.back(grad_ND, ctx.group, ctx.rows), None, None, None, None

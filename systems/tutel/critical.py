@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from moebench.kernels.collectives.group import Group
-from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.cumsum_positions import tutel_positions, tutel_scan
 from moebench.kernels.explicit import one_hot
-from moebench.kernels.host import read_ints
+from moebench.systems.layer import largest_count
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.gates import bpr
 from moebench.workloads.gates import options as gate_options
@@ -143,10 +142,4 @@ def _capacity(
     """C; dropless (capacity factor 0 in Tutel) the largest count over experts and ranks, which the host must read."""
     if not conventions.is_dropless or counts_E is None:
         return conventions.capacity(tokens, workload.experts, choices, workload.capacity_factor)
-    most = torch.max(counts_E)
-    if group.size > 1:
-        # Tutel's all-reduce takes the maximum; the shared one adds, so each rank adds its own entry.
-        most_R = most.new_zeros(group.size)
-        most_R[group.index] = most
-        most = torch.max(all_reduce(most_R, group))
-    return max(conventions.min_capacity, *read_ints(most, "max_expert_count"))
+    return max(conventions.min_capacity, largest_count(counts_E, group))
