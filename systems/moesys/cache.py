@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from moebench.kernels.transfer import Transfer, host_waits, start_transfer
 from moebench.systems.moesys.policies import Policy
-from moebench.systems.moesys.shards import ExpertKey, ShardStore, StorageError
+from moebench.systems.moesys.shard_files import ExpertKey, StorageError
+from moebench.systems.moesys.shards import ShardStore
 from moebench.systems.moesys.state_layout import StateLayout
 
 
@@ -92,11 +93,16 @@ class HostCache:
         self.failure: StorageError | None = None
         self._is_pinned = is_pinned
         self._entries: dict[ExpertKey, Entry] = {}
-        self._free = [self._record() for _ in range(policy.capacity)]
+        self._free = [self._record() for _ in range(self.capacity)]
         self._files = ThreadPoolExecutor(1, "files") if store is not None else None
 
     def __contains__(self, key: ExpertKey) -> bool:
         return key in self._entries
+
+    @property
+    def capacity(self) -> int:
+        """States that it has room for; more than there are need none."""
+        return min(self.policy.capacity, len(self.keys))
 
     def check(self, key: ExpertKey | None = None) -> None:
         """Raise StorageError where there is no such state, or the storage has failed."""
@@ -130,16 +136,12 @@ class HostCache:
 
         Raises:
             StorageError: no such state, or the storage has failed.
-            RuntimeError: the cache is full of states in use.
         """
         with self.lock:
             self.check(key)
             entry = self._entries.get(key)
             if entry is None:
-                pinned = {k for k, other in self._entries.items() if other.pins and not other.is_bypassing}
-                if len(pinned) >= self.policy.capacity:
-                    raise RuntimeError(f"all {len(pinned)} states of the cache are in use: a larger one is needed")
-                entry = self._request(key, pinned)
+                entry = self._request(key, {k for k, other in self._entries.items() if other.pins})
             elif entry.is_waiting:
                 entry.is_waiting = False
             else:
@@ -182,12 +184,21 @@ class HostCache:
         self.counts.late += not entry.ready.done()
         try:
             entry.ready.result()
-        except StorageError:
+        except Exception:
             self.drop(key, entry)
             raise
 
+    def spoil(self, key: ExpertKey, entry: Entry, error: BaseException) -> None:
+        """A change of a state ended half-way: its file has the bytes before, unless those were not written yet."""
+        if not entry.is_dirty:
+            self.drop(key, entry)
+        elif self.failure is None:
+            told = f"the change of layer {key[0]}, expert {key[1]} ended half-way ({type(error).__name__}: {error})"
+            step = None if self.store is None else self.store.step
+            self.failure = StorageError(f"{told}; the states of step {step} are intact")
+
     def drop(self, key: ExpertKey, entry: Entry) -> None:
-        """Take a state that could not be read out of the cache."""
+        """Take a state whose bytes are not to be used out of the cache."""
         with self.lock:
             if self._entries.get(key) is entry:
                 del self._entries[key]

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from moebench.kernels.optimizer import adamw_update
 from moebench.kernels.region import region
 from moebench.kernels.transfer import Transfer, host_waits, mark, start_transfer
-from moebench.systems.moesys.shards import ExpertKey, ShardStore
+from moebench.systems.moesys.shard_files import ExpertKey
+from moebench.systems.moesys.shards import ShardStore
 from moebench.systems.moesys.state_layout import PARTS, StateLayout
 from moebench.systems.moesys.storage import HierarchicalStorage
 

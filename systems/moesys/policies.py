@@ -30,7 +30,7 @@ class Decision:
 
 
 class Policy(Protocol):
-    """A rule for a cache of `capacity` states."""
+    """A rule for a cache of `capacity` states, which may be none."""
 
     capacity: int
 
@@ -52,8 +52,8 @@ class _Counted:
     """Cached states with their hits, least recently requested first."""
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"a cache of {capacity} states: at least 1 is needed")
+        if capacity < 0:
+            raise ValueError(f"a cache of {capacity} states: it may hold none, not fewer")
         self.capacity = capacity
         self.hits: dict[Key, float] = {}
 
@@ -130,7 +130,7 @@ class MoESysPolicy(_Counted):
       the cache (`bypass`), or the least of all leaves (`least`).
 
     Args:
-        capacity: C, states.
+        capacity: C, states; with none every request goes past the cache.
         threshold: hits; 0 or 1 protects nobody until hits have decayed below it.
         decay: beta, 0 to 1; 1 is none.
         period: K, requests from one decay to the next.
@@ -153,7 +153,7 @@ class MoESysPolicy(_Counted):
         _check_one_of("fallback", fallback, FALLBACKS)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay = {decay}: between 0 and 1")
-        if threshold < 0:
+        if not threshold >= 0:
             raise ValueError(f"threshold = {threshold}: hits are never negative")
         if period < 1:
             raise ValueError(f"period = {period}: at least 1 request")

@@ -86,8 +86,8 @@ def clairvoyant_hit_rate(steps: Steps, capacity: int, warm: int = 0) -> float:
         if number >= warm:
             hits, requests = hits + (key in cached), requests + 1
         if key not in cached and len(cached) >= capacity:
-            furthest = max(cached, key=cached.__getitem__)
-            if cached[furthest] <= following:
+            furthest = max(cached, key=cached.__getitem__, default=None)
+            if furthest is None or cached[furthest] <= following:
                 continue
             del cached[furthest]
         cached[key] = following
@@ -104,7 +104,8 @@ def prediction(steps: Steps) -> Prediction:
 
 def experts_used(steps: Steps, experts: int, layers: int) -> float:
     """Alpha of the paper: mean share of a layer's experts that a step needs."""
-    return sum(map(len, steps)) / (len(steps) * layers * experts) if steps else 0.0
+    there = len(steps) * layers * experts
+    return sum(map(len, steps)) / there if there else 0.0
 
 
 def joined(parts_NE: Sequence[Tensor]) -> Tensor:

@@ -9,10 +9,7 @@ opening. Every shard and the manifest carry checksums.
 Room: two versions of a shard can exist between commits, so a store needs twice the bytes of its states.
 """
 
-import fcntl
-import json
 import os
-import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterable
@@ -22,20 +19,28 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from moebench.systems.moesys.shard_files import (
+    HEADER_BYTES,
+    MANIFEST,
+    MOST,
+    SCHEMA_VERSION,
+    ExpertKey,
+    StorageError,
+    check_room,
+    locked,
+    read_manifest,
+    remove,
+    shard_name,
+    shards_in,
+    sync_folder,
+    telling,
+    write_all,
+    write_manifest,
+)
 from moebench.systems.moesys.state_layout import StateLayout
 
-ExpertKey = tuple[int, int]  # (layer, expert)
-
-SCHEMA_VERSION = 1
-HEADER_BYTES = 4096  # a page, so that payloads start on one
-MANIFEST, LOCK = "manifest.json", "lock"
 _MAGIC = b"MOESHARD"
 _HEADER = struct.Struct("<8sIIIQQI")  # magic, schema, layer, expert, version, payload bytes, checksum of the payload
-_MANIFEST_BYTES_PER_SHARD = 64
-
-
-class StorageError(RuntimeError):
-    """A store can't be made, opened, read or written; the message says which file and why."""
 
 
 class ShardStore:
@@ -50,12 +55,13 @@ class ShardStore:
 
     def __init__(self, folder: Path, layout: StateLayout, lock: IO[str], manifest: dict[str, Any]) -> None:
         self.folder, self.layout, self._lock = folder, layout, lock
-        self.step = int(manifest["step"])
-        self._committed = {(layer, expert): (version, crc) for layer, expert, version, crc in manifest["shards"]}
+        self.step = manifest["step"]
+        self._committed: dict[ExpertKey, tuple[int, int]] = manifest["shards"]  # version and checksum of each
         self._current = dict(self._committed)
         self._next_version = max((version for version, _ in self._committed.values()), default=0) + 1
         self.read_bytes = self.written_bytes = 0
         self._unsynced: set[ExpertKey] = set()
+        self._failure: StorageError | None = None
 
     @classmethod
     def create(
@@ -67,23 +73,34 @@ class ShardStore:
             initial: record [record_bytes] of a state, uint8 on the host.
 
         Raises:
-            StorageError: the disk is too small, which is said before anything is written; the folder has a store.
+            StorageError: the disk is too small, which is said before anything is written; the folder has a store, or
+                can't be made or written.
+            ValueError: numbers of layers and experts, or records, that a store can't have.
         """
         keys = sorted(set(keys))
         if not keys:
             raise StorageError(f"{folder}: a store needs at least one expert")
-        if (folder / MANIFEST).exists():
-            raise StorageError(f"{folder}: holds a store already; open it, or choose another folder")
-        check_room(folder, layout, len(keys))
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder)
-        _remove(path for path in folder.glob("*.shard"))  # of a creation that was interrupted
-        store = cls(folder, layout, lock, {"step": 0, "shards": []})
+        for layer, expert in keys:
+            if not (0 <= layer < MOST and 0 <= expert < MOST):
+                raise ValueError(f"layer {layer}, expert {expert}: numbers are from 0 to {MOST - 1:,}")
+        with telling(folder, ": no store was made"):
+            _refuse_store(folder)
+            check_room(folder, layout, len(keys))
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = locked(folder)
+        store = cls(folder, layout, lock, {"step": 0, "shards": {}})
         try:
+            with telling(folder):
+                _refuse_store(folder)  # somebody may have been faster
+                remove(shards_in(folder))  # of a creation that was interrupted
             for key in keys:
                 store.write(key, initial(key))
             store.commit(0)
+            with telling(folder):
+                sync_folder(folder.absolute().parent)
         except BaseException:
+            if not (folder / MANIFEST).exists():
+                remove(shards_in(folder))
             store.close()
             raise
         return store
@@ -93,24 +110,26 @@ class ShardStore:
         """The store in a folder as it was committed last.
 
         Raises:
-            StorageError: none, of another layout, open elsewhere, a damaged manifest, or a shard that is missing or has
-                the wrong size; nothing is changed then.
+            StorageError: none, of another layout, open elsewhere, a folder that can't be written, a damaged manifest,
+                or a shard that is missing or has the wrong size; nothing is changed then.
         """
-        if not (folder / MANIFEST).is_file():
-            raise StorageError(f"{folder}: no store: {MANIFEST} is missing")
-        lock = _locked(folder)
+        with telling(folder):
+            if not (folder / MANIFEST).is_file():
+                raise StorageError(f"{folder}: no store: {MANIFEST} is missing")
+            lock = locked(folder)
         try:
-            manifest = _read_manifest(folder / MANIFEST)
-            if manifest["layout"] != layout.to_plain():
-                raise StorageError(f"{folder}: holds experts of {manifest['layout']}, not {layout.to_plain()}")
-            store = cls(folder, layout, lock, manifest)
-            for key in store.keys:
-                store._check_size(key)
+            with telling(folder):
+                manifest = read_manifest(folder / MANIFEST)
+                if manifest["layout"] != layout.to_plain():
+                    raise StorageError(f"{folder}: holds experts of {manifest['layout']}, not {layout.to_plain()}")
+                store = cls(folder, layout, lock, manifest)
+                for key in store.keys:
+                    store._check_size(key)
+                named = {store.path_of(key) for key in store.keys}
+                remove(path for path in shards_in(folder) if path not in named)
         except BaseException:
             lock.close()
             raise
-        named = {store.path_of(key) for key in store.keys}
-        _remove(path for path in folder.glob("*.shard") if path not in named)
         return store
 
     @property
@@ -132,22 +151,23 @@ class ShardStore:
         """Fill a record on the host with the current version of a state.
 
         Raises:
-            StorageError: missing or damaged, with the file; what was read is not to be used.
+            StorageError: missing, damaged or not to be read, with the file; what was read is not to be used.
+            ValueError: a record of another size or kind.
         """
-        path = self.path_of(key)
-        self._check_size(key)
-        with path.open("rb", buffering=0) as file:
-            header = file.read(HEADER_BYTES)
-            payload = _bytes_of(record_B)
-            filled = 0
-            while filled < len(payload):
-                got = file.readinto(payload[filled:])
-                if not got:
-                    raise StorageError(f"{self._name(key)}: ends early; the states of step {self.step} need it")
-                filled += got
+        self._check_open()
+        payload, path = self._bytes_of(record_B), self.path_of(key)
+        with telling(self._name(key), f"; the states of step {self.step} need it"):
+            self._check_size(key)
+            with path.open("rb", buffering=0) as file:
+                header, filled = file.read(HEADER_BYTES), 0
+                while filled < len(payload):
+                    got = file.readinto(payload[filled:])
+                    if not got:
+                        raise StorageError(f"{self._name(key)}: ends early; the states of step {self.step} need it")
+                    filled += got
         version, crc = self._current[key]
         expected = _HEADER.pack(_MAGIC, SCHEMA_VERSION, *key, version, len(payload), crc)
-        if header[: _HEADER.size] != expected or zlib.crc32(payload) != crc:
+        if header != expected.ljust(HEADER_BYTES, b"\0") or zlib.crc32(payload) != crc:
             raise StorageError(
                 f"{self._name(key)}: damaged (its checksum is wrong); the other states are untouched: put the file back"
             )
@@ -157,44 +177,57 @@ class ShardStore:
         """Write a new version of a state; it counts after the next `commit`.
 
         Raises:
-            StorageError: the disk is full or fails; the last commit is as it was.
+            StorageError: the disk is full or fails, or a commit has failed; the last commit is as it was.
+            ValueError: a record of another size or kind.
         """
-        payload = _bytes_of(record_B)
+        self._check_writable()
+        payload = self._bytes_of(record_B)
         version, crc = self._next_version, zlib.crc32(payload)
+        self._next_version += 1
         path = self._path(key, version)
         header = _HEADER.pack(_MAGIC, SCHEMA_VERSION, *key, version, len(payload), crc).ljust(HEADER_BYTES, b"\0")
-        try:
-            with path.open("xb", buffering=0) as file:
-                _write_all(file, memoryview(header))
-                _write_all(file, payload)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise StorageError(f"{path}: {error.strerror}; the states of step {self.step} are intact") from error
-        self._next_version += 1
+        with telling(path, self._intact()):
+            try:
+                with path.open("xb", buffering=0) as file:
+                    write_all(file, memoryview(header))
+                    write_all(file, payload)
+            except OSError:
+                remove([path])
+                raise
         before, self._current[key] = self._current.get(key), (version, crc)
-        if before is not None and before != self._committed.get(key):
-            self._path(key, before[0]).unlink()
         self._unsynced.add(key)
         self.written_bytes += len(payload)
+        if before is not None and before != self._committed.get(key):
+            remove([self._path(key, before[0])])
 
     def commit(self, step: int) -> None:
         """Make the current versions of all states valid, all at once and for good.
 
         Raises:
-            StorageError: the disk is full or fails; the last commit is as it was.
+            StorageError: the disk is full or fails. The last commit is as it was, but nothing more can be written
+                before the store is opened again: what a disk has kept of a file that it failed to force out, nobody
+                knows.
         """
+        self._check_writable()
+        manifest, new = self.folder / MANIFEST, self.folder / f"{MANIFEST}.new"
+        shards = [[*key, *self._current[key]] for key in self.keys]
         try:
-            for key in sorted(self._unsynced):
-                with self.path_of(key).open("rb") as file:
-                    os.fsync(file.fileno())
-            _sync_folder(self.folder)
-            self._write_manifest(step)
-        except OSError as error:
-            raise StorageError(f"{self.folder}: {error.strerror}; the states of step {self.step} are intact") from error
+            with telling(self.folder, self._intact()):
+                for key in sorted(self._unsynced):
+                    with self.path_of(key).open("rb") as file:
+                        os.fsync(file.fileno())
+                sync_folder(self.folder)
+                write_manifest(new, {"layout": self.layout.to_plain(), "step": step, "shards": shards})
+                new.replace(manifest)
+            with telling(self.folder, f"; whether step {self.step} or {step} counts shows when it is opened again"):
+                sync_folder(self.folder)
+        except StorageError as error:
+            self._failure = error
+            raise
         replaced = [self._path(key, old[0]) for key, old in self._committed.items() if old != self._current[key]]
         self._committed, self.step = dict(self._current), step
         self._unsynced.clear()
-        _remove(replaced)
+        remove(replaced)
 
     def verify(self) -> list[StorageError]:
         """Read every state and compare checksums; what is wrong, one entry a damaged shard."""
@@ -210,24 +243,31 @@ class ShardStore:
         """Let go of the folder; what was written since the last commit is lost."""
         self._lock.close()
 
-    def _write_manifest(self, step: int) -> None:
-        body = {
-            "schema_version": SCHEMA_VERSION,
-            "layout": self.layout.to_plain(),
-            "step": step,
-            "shards": [[*key, *self._current[key]] for key in self.keys],
-        }
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-        new = self.folder / f"{MANIFEST}.new"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.folder / MANIFEST)
-        _sync_folder(self.folder)
+    def _check_open(self) -> None:
+        if self._lock.closed:
+            raise StorageError(f"{self.folder}: this store is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._failure is not None:
+            raise self._failure
+
+    def _bytes_of(self, record_B: Tensor) -> memoryview:
+        """The memory of a record, readable and writable."""
+        size = self.layout.record_bytes
+        is_record = record_B.dtype == torch.uint8 and record_B.device.type == "cpu" and record_B.is_contiguous()
+        if not is_record or record_B.numel() != size:
+            raise ValueError(
+                f"a record is {size:,} bytes in one piece on the host; got {record_B.dtype} {list(record_B.shape)} "
+                f"with strides {list(record_B.stride())} on {record_B.device}"
+            )
+        return memoryview(record_B.view(-1).numpy())  # type: ignore[arg-type]
+
+    def _intact(self) -> str:
+        return f"; the states of step {self.step} are intact" if self._committed else ""
 
     def _path(self, key: ExpertKey, version: int) -> Path:
-        return self.folder / f"layer{key[0]:04d}-expert{key[1]:05d}.{version}.shard"
+        return self.folder / shard_name(key, version)
 
     def _name(self, key: ExpertKey) -> str:
         return f"{self.path_of(key)} (layer {key[0]}, expert {key[1]})"
@@ -242,65 +282,6 @@ class ShardStore:
             )
 
 
-def needed_bytes(layout: StateLayout, count: int) -> int:
-    """Bytes of a store of `count` states at its fullest: two versions of each, and two manifests."""
-    return 2 * count * (HEADER_BYTES + layout.record_bytes + _MANIFEST_BYTES_PER_SHARD) + 2 * HEADER_BYTES
-
-
-def check_room(folder: Path, layout: StateLayout, count: int) -> None:
-    """Refuse a disk that a store would not fit on.
-
-    Raises:
-        StorageError: how much is needed, and how much is free.
-    """
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free, needed = shutil.disk_usage(there).free, needed_bytes(layout, count)
-    if needed > free:
-        raise StorageError(
-            f"{folder}: {count} expert states of {layout.record_bytes:,} bytes need {needed:,} bytes (two versions of "
-            f"each can exist between commits); {free:,} are free there: nothing was written"
-        )
-
-
-def _bytes_of(record_B: Tensor) -> memoryview:
-    """The memory of a record, readable and writable."""
-    return memoryview(record_B.numpy())  # type: ignore[arg-type]
-
-
-def _locked(folder: Path) -> IO[str]:
-    lock = (folder / LOCK).open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise StorageError(f"{folder}: another process has this store open") from None
-    return lock
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    crc, _, text = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").partition(" ")
-    if f"{zlib.crc32(text.encode()):08x}" != crc:
-        raise StorageError(f"{path}: damaged (its checksum is wrong)")
-    body: dict[str, Any] = json.loads(text)
-    if body["schema_version"] != SCHEMA_VERSION:
-        raise StorageError(f"{path}: schema version {body['schema_version']}; this code reads {SCHEMA_VERSION}")
-    return body
-
-
-def _write_all(file: Any, data: memoryview) -> None:
-    written = 0
-    while written < len(data):
-        written += file.write(data[written:])
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in list(paths):
-        path.unlink(missing_ok=True)
+def _refuse_store(folder: Path) -> None:
+    if (folder / MANIFEST).exists():
+        raise StorageError(f"{folder}: holds a store already; open it, or choose another folder")

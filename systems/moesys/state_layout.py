@@ -37,9 +37,12 @@ class StateLayout:
     state_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        """Raises ValueError: no tensors, or a dtype that is not floating point."""
+        """Raises ValueError: no tensors, a negative size, or a dtype that is not floating point."""
         if not self.shapes:
             raise ValueError("an expert needs at least one tensor")
+        for name, shape in self.shapes.items():
+            if any(size < 0 for size in shape):
+                raise ValueError(f"tensor {name} of an expert can't have the shape {list(shape)}")
         for dtype in (self.dtype, self.state_dtype):
             if not dtype.is_floating_point:
                 raise ValueError(f"states are floating point; got {dtype}")

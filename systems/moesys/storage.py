@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from moebench.kernels.transfer import Transfer, device_waits, host_waits, mark, start_transfer
 from moebench.systems.moesys.cache import Counts, Entry, HostCache
 from moebench.systems.moesys.policies import Policy
-from moebench.systems.moesys.shards import ExpertKey, ShardStore, StorageError
+from moebench.systems.moesys.shard_files import ExpertKey
+from moebench.systems.moesys.shards import ShardStore
 from moebench.systems.moesys.state_layout import StateLayout
 
 
@@ -94,7 +95,7 @@ class HierarchicalStorage:
     @property
     def host_bytes(self) -> int:
         """Of the cache in host memory; a state that bypasses it takes a record more while it is used."""
-        return self.cache.policy.capacity * self.layout.record_bytes
+        return self.cache.capacity * self.layout.record_bytes
 
     @property
     def device_bytes(self) -> int:
@@ -110,7 +111,7 @@ class HierarchicalStorage:
             StorageError: no such state, or the storage has failed before.
         """
         with self.cache.lock:
-            wanted = list(dict.fromkeys(keys))[: self.cache.policy.capacity]
+            wanted = list(dict.fromkeys(keys))[: max(self.cache.capacity, len(self._slots))]
             lent = {slot.key for slot in self._slots if slot.pins}
             near = [key for key in wanted if key not in lent][: sum(not slot.pins for slot in self._slots)]
             for key in wanted:
@@ -128,7 +129,7 @@ class HierarchicalStorage:
 
         Raises:
             StorageError: damaged or missing file, no such state, or the storage has failed before.
-            RuntimeError: all slots, or all of the cache, are in use.
+            RuntimeError: all slots are in use.
         """
         with self.cache.lock:
             self.cache.check(key)
@@ -153,8 +154,8 @@ class HierarchicalStorage:
         """The device has been given all work on borrowed parameters; the slot may be taken after it."""
         with self.cache.lock:
             slot = self._slot_of(key)
-            assert slot is not None
-            assert slot.pins
+            if slot is None or not slot.pins:
+                raise RuntimeError(f"layer {key[0]}, expert {key[1]} is given back, and nobody has it")
             slot.pins -= 1
             slot.free = mark()
             if self._is_cuda:
@@ -170,7 +171,8 @@ class HierarchicalStorage:
             moved_bytes: that the change reads and writes; default the record, read and written.
 
         Raises:
-            StorageError, RuntimeError: as `borrow`; and while the state is borrowed.
+            StorageError: as `borrow`.
+            RuntimeError: the state is borrowed.
         """
         with self.cache.lock:
             self.cache.check(key)
@@ -190,6 +192,9 @@ class HierarchicalStorage:
                 with _disable_current_modes():
                     change(entry.record_B)
             is_changed = True
+        except BaseException as error:
+            self.cache.spoil(key, entry, error)
+            raise
         finally:
             self.cache.unpin(key, entry, is_changed)
 
@@ -243,7 +248,7 @@ class HierarchicalStorage:
             self.counts.late += not slot.issued.done()
             try:
                 slot.issued.result()
-            except StorageError:
+            except Exception:
                 with self.cache.lock:
                     slot.pins, slot.key = slot.pins - 1, None
                 self.cache.drop(key, slot.entry)

@@ -20,7 +20,7 @@ from moebench.kernels.region import region
 from moebench.systems.fastmoe import Counts, FastMoELayer
 from moebench.systems.interface import LayerWeights
 from moebench.systems.moesys.experts import StoredExperts
-from moebench.systems.moesys.shards import ExpertKey
+from moebench.systems.moesys.shard_files import ExpertKey
 from moebench.systems.moesys.state_layout import StateLayout
 from moebench.systems.moesys.visiting import visit
 from moebench.workloads.conventions import Conventions

@@ -5,7 +5,7 @@ D dense and S sparse parameters of the whole job, alpha the share of the sparse 
 
 from dataclasses import dataclass
 
-from moebench.systems.moesys.shards import needed_bytes
+from moebench.systems.moesys.shard_files import needed_bytes
 from moebench.systems.moesys.state_layout import StateLayout
 
 STATE_BYTES = 16  # of a parameter under Adam: FP16 parameter and gradient, FP32 master, momentum, variance
@@ -53,6 +53,5 @@ def storage_bytes(layout: StateLayout, experts: int, capacity: int, slots: int, 
         waiting: experts whose gradients wait for a step at once.
     """
     gradients = waiting * layout.elements * layout.state_dtype.itemsize
-    return TierBytes(
-        slots * layout.device_bytes, capacity * layout.record_bytes + gradients, needed_bytes(layout, experts)
-    )
+    cached = min(capacity, experts) * layout.record_bytes
+    return TierBytes(slots * layout.device_bytes, cached + gradients, needed_bytes(layout, experts))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.systems.moesys.policies import LFU, LRU, POLICIES, MoESysPolicy, make_policy
+from moebench.systems.moesys.policies import LFU, LRU, POLICIES, Decision, MoESysPolicy, make_policy
 
 
 def asked(policy, keys):
@@ -125,7 +125,11 @@ def test_values_without_a_meaning_are_refused(name, options, said):
         make_policy(name, 2, **options)
 
 
-def test_a_cache_of_nothing_is_refused():
-    """It could hold no state while it is used."""
-    with pytest.raises(ValueError, match="at least 1"):
-        LRU(0)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_cache_of_nothing_lets_everything_past(name):
+    """No hit, nobody evicted; fewer than none is refused."""
+    policy = make_policy(name, 0)
+    assert not policy.has_place()
+    assert [policy.request(key) for key in "aab"] == [Decision(is_hit=False, is_cached=False)] * 3
+    with pytest.raises(ValueError, match="a cache of -1 states"):
+        make_policy(name, -1)

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from moebench.systems.moesys import shards
-from moebench.systems.moesys.shards import ShardStore, StorageError, needed_bytes
+from moebench.systems.moesys import shard_files, shards
+from moebench.systems.moesys.shard_files import StorageError, needed_bytes
+from moebench.systems.moesys.shards import ShardStore
 from moebench.systems.moesys.state_layout import StateLayout
 from tests.systems.moesys.stores import LAYOUT, changed_in, experts_of, fill, small_store
 
@@ -98,8 +100,8 @@ def crashing_at(monkeypatch, moment):
 
         return call
 
-    monkeypatch.setattr(shards, "_write_all", counted(shards._write_all))
-    monkeypatch.setattr(shards.os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(shards, "write_all", counted(shards.write_all))
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
     for name in ("replace", "unlink"):
         monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
 
@@ -182,10 +184,15 @@ def filled(step, key):
 def test_a_disk_that_is_too_small_is_said_before_anything_is_written(tmp_path, monkeypatch):
     """With what is needed and what is free; the folder is not even made."""
     needed = needed_bytes(LAYOUT, 4)
-    usage = type("Usage", (), {"free": needed - 1})
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(StorageError, match=f"need {needed:,} bytes .* {needed - 1:,} are free"):
-        small_store(tmp_path / "deep" / "s")
+    blocks = needed // 4096
+    for free, files, said in (
+        (blocks - 1, 100, f"need {needed:,} bytes .* {needed - 4096:,} are free"),
+        (blocks, 11, "4 expert states need 12 files .* can hold 11 more"),
+    ):
+        there = SimpleNamespace(f_bavail=free, f_frsize=4096, f_files=100, f_favail=files)
+        monkeypatch.setattr(shard_files.os, "statvfs", lambda path, there=there: there)
+        with pytest.raises(StorageError, match=said):
+            small_store(tmp_path / "deep" / "s")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,8 +200,8 @@ def test_a_store_fits_into_what_it_says_it_needs(tmp_path):
     """With two versions of every state and both manifests."""
     store = small_store(tmp_path / "s")
     write_all(store, 1)
-    used = sum(path.stat().st_size for path in (tmp_path / "s").iterdir())
-    assert used + (tmp_path / "s" / "manifest.json").stat().st_size <= needed_bytes(LAYOUT, 4)
+    used = [-(-path.stat().st_size // 4096) * 4096 for path in (tmp_path / "s").iterdir()]
+    assert sum(used) + 4096 <= needed_bytes(LAYOUT, 4)  # in whole blocks, as disks give room
     store.close()
 
 
@@ -208,7 +215,7 @@ def test_a_full_disk_keeps_the_last_commit(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(shards, "_write_all", full)
+        patched.setattr(shards, "write_all", full)
         with pytest.raises(StorageError, match="No space left on device; the states of step 0 are intact"):
             store.write((0, 1), record())
     assert contents(store) == before

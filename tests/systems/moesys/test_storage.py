@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from moebench.systems.moesys.experts import create_store
 from moebench.systems.moesys.policies import LRU, make_policy
-from moebench.systems.moesys.shards import ShardStore, StorageError
+from moebench.systems.moesys.shard_files import StorageError
+from moebench.systems.moesys.shards import ShardStore
 from moebench.systems.moesys.state_layout import StateLayout
 from moebench.systems.moesys.storage import HierarchicalStorage
 from tests.systems.moesys.stores import LAYOUT, experts_of, fill, small_store
@@ -41,7 +42,7 @@ class Storage(RuleBasedStateMachine):
     @initialize(
         policy=st.sampled_from(["moesys", "lfu", "lru"]),
         fallback=st.sampled_from(["least", "bypass"]),
-        capacity=st.integers(1, 4),
+        capacity=st.integers(0, 6),
         slots=st.integers(1, 3),
         cast=st.booleans(),
     )
