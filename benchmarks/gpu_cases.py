@@ -19,6 +19,7 @@ from moebench.kernels.define import triton_operators
 from moebench.kernels.fp8 import quantise_fp8
 from moebench.kernels.implementation import use_implementation
 from moebench.kernels.permute import slot_rows
+from moebench.kernels.rms_norm import rms_norm_with_inverse
 from moebench.kernels.topk_gate import topk_gate
 
 for module in iter_modules(kernels.__path__):  # an operator exists once its file has been imported
@@ -232,6 +233,26 @@ def _choice_dots(inputs: Inputs) -> tuple[Any, ...]:
     return inputs.normal(inputs.shape.tokens, inputs.shape.d_model), y_ECD, *routes, weights_TK
 
 
+def _norm(inputs: Inputs) -> tuple[Any, ...]:
+    return inputs.normal(inputs.shape.tokens, inputs.shape.d_model), inputs.normal(inputs.shape.d_model), 1e-6
+
+
+def _norm_backward(inputs: Inputs) -> tuple[Any, ...]:
+    x_TD, weight_D, eps = _norm(inputs)
+    with use_implementation("torch"):
+        inverse_T = rms_norm_with_inverse(x_TD, weight_D, eps)[1]
+    return inputs.normal(*x_TD.shape), x_TD, weight_D, inverse_T
+
+
+def _rope(inputs: Inputs, inverse: bool) -> tuple[Any, ...]:
+    """As many heads as the shape has experts, of a quarter of D; angles in fp32."""
+    shape = inputs.shape
+    pairs = shape.d_model // 8
+    angles_SP = inputs.normal(shape.tokens, pairs, dtype=torch.float32)
+    x_SHD = inputs.normal(shape.tokens, shape.experts, 2 * pairs)
+    return x_SHD, angles_SP.cos(), angles_SP.sin(), inverse
+
+
 TUTEL = (torch.float32, torch.float16)
 INTEGERS = (torch.int64,)  # the inputs have one dtype; it is not asked for
 CASES: tuple[OperatorCase, ...] = (
@@ -258,6 +279,10 @@ CASES: tuple[OperatorCase, ...] = (
     OperatorCase("activation_backward", "relu", lambda i: _activation_backward(i, "relu", False)),
     OperatorCase("activation_backward", "gelu", lambda i: _activation_backward(i, "gelu", False)),
     OperatorCase("activation_backward", "swiglu weighted", lambda i: _activation_backward(i, "swiglu", True)),
+    OperatorCase("rms_norm", "", _norm),
+    OperatorCase("rms_norm_backward", "", _norm_backward),
+    OperatorCase("rope", "", lambda i: _rope(i, False)),
+    OperatorCase("rope", "back", lambda i: _rope(i, True)),
     OperatorCase("quantise_fp8", "row", lambda i: _quantise(i, "row"), is_exact=True),
     OperatorCase("quantise_fp8", "column", lambda i: _quantise(i, "column"), is_exact=True),
     OperatorCase("dequantise_fp8", "row", lambda i: _dequantise(i, "row"), is_exact=True),

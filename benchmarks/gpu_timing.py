@@ -134,6 +134,9 @@ TIMED: tuple[Timed, ...] = (
     Timed("unpermute_backward", LAYOUT, torch.bfloat16),
     Timed("activation swiglu weighted", Shape(32768, d_ffn=14336), torch.bfloat16),
     Timed("activation_backward swiglu weighted", Shape(32768, d_ffn=14336), torch.bfloat16),
+    Timed("rms_norm", LAYOUT, torch.bfloat16, COPY_TARGET),
+    Timed("rms_norm_backward", LAYOUT, torch.bfloat16),
+    Timed("rope", Shape(8192, 32, 1, 512), torch.bfloat16, COPY_TARGET),
     Timed("quantise_fp8 column", LAYOUT, torch.bfloat16, COPY_TARGET),
     Timed("dequantise_fp8 row", LAYOUT, torch.bfloat16, COPY_TARGET),
     Timed("dequantise_fp8 column", LAYOUT, torch.bfloat16, COPY_TARGET),
@@ -232,6 +235,11 @@ def _are_equal(ends_L: Tensor, x_ND: Tensor) -> bool:
     return rest == 0 and ends_L.tolist() == list(range(share, len(x_ND) + 1, share))
 
 
+def _torch_norm(args: tuple[Any, ...], moved: int) -> Callable[[], object]:
+    x_TD, weight_D, eps = args
+    return lambda: torch.nn.functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
+
+
 def _copy(args: tuple[Any, ...], moved: int) -> Callable[[], object]:
     """Half of the bytes from one place to another."""
     return _copy_of(moved // 2, next(arg.device for arg in args if isinstance(arg, Tensor)))
@@ -256,6 +264,8 @@ OTHERS: dict[str, dict[str, Other]] = {
     "hetu_topk": {"torch.topk": _topk},
     "permute": {"copy": _copy},
     "unpermute": {"copy": _copy},
+    "rms_norm": {"torch's own": _torch_norm, "copy": _copy},
+    "rope": {"copy": _copy},
     "quantise_fp8": {"copy": _copy},
     "dequantise_fp8": {"copy": _copy},
     "grouped_gemm": {"cuBLAS bmm": _bmm},

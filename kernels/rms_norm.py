@@ -12,6 +12,8 @@ from moebench.kernels.checks import check_same_dtype, check_shape, check_tensor,
 from moebench.kernels.cost import Cost
 from moebench.kernels.define import define_operator
 
+MOST_PARTS = 256  # two programs for each multiprocessor of a large GPU
+
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float = 1e-6) -> Tensor:
     """`x / sqrt(mean of x^2 + eps) * weight` for every row. Differentiable in x and weight.
@@ -65,6 +67,16 @@ def _fake_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, 
     return x_TD.new_empty(x_TD.shape), x_TD.new_empty(x_TD.shape[:1], dtype=_wide(x_TD))
 
 
+def rows_together(columns: int) -> int:
+    """Rows that a program has on the chip at a time: 2,048 elements, or one row."""
+    return max(1, 2048 >> max(0, columns - 1).bit_length())
+
+
+def parts_of(rows: int, columns: int) -> int:
+    """Programs of the backward; each sums the weight's gradient over its rows, which a second launch sums up."""
+    return min(MOST_PARTS, -(-rows // rows_together(columns)))
+
+
 def _cost(out: tuple[Tensor, Tensor], x_TD: Tensor, weight_D: Tensor, eps: float) -> Cost:
     """Rows once in, rows and a number each out: a row stays on the chip."""
     return Cost(
@@ -77,11 +89,14 @@ def _cost(out: tuple[Tensor, Tensor], x_TD: Tensor, weight_D: Tensor, eps: float
 def _backward_cost(
     out: tuple[Tensor, Tensor], grad_TD: Tensor, x_TD: Tensor, weight_D: Tensor, inverse_T: Tensor
 ) -> Cost:
-    """Both matrices of rows once in, the rows' gradient out; the weight's is summed on the chip."""
+    """Both matrices of rows once in, the rows' gradient out; sums for the weight's out, in and summed up."""
+    sums = parts_of(*x_TD.shape) * weight_D.numel() * _wide(x_TD).itemsize
     return Cost(
         "reduction",
-        bytes_read=grad_TD.nbytes + x_TD.nbytes + weight_D.nbytes + inverse_T.nbytes,
-        bytes_written=sum(tensor.nbytes for tensor in out),
+        bytes_read=grad_TD.nbytes + x_TD.nbytes + weight_D.nbytes + inverse_T.nbytes + sums,
+        bytes_written=sum(tensor.nbytes for tensor in out) + sums,
+        workspace_bytes=sums,
+        launches=2,
     )
 
 
@@ -100,6 +115,7 @@ rms_norm_backward = define_operator(
     implementation=_torch_rms_norm_backward,
     fake=lambda grad_TD, x_TD, weight_D, inverse_T: (x_TD.new_empty(x_TD.shape), weight_D.new_empty(weight_D.shape)),
     cost=_backward_cost,
+    triton="rms_norm:rms_norm_backward",
     is_gradient=True,
 )
 rms_norm_with_inverse = define_operator(
@@ -109,4 +125,5 @@ rms_norm_with_inverse = define_operator(
     cost=_cost,
     backward=_backward,
     setup_context=_setup_context,
+    triton="rms_norm:rms_norm",
 )

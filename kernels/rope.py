@@ -106,4 +106,5 @@ _rope = define_operator(
     cost=_cost,
     backward=_backward,
     setup_context=_setup_context,
+    triton="rope:rope",
 )

@@ -46,6 +46,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "grouped_gemm": Operation(("tokens", "experts", "d_model", "d_ffn")),
     "activation": Operation(("tokens", "d_ffn"), ("relu", "gelu", "swiglu")),
     "expert_ffn": Operation(("tokens", "experts", "d_model", "d_ffn"), ("relu", "gelu", "swiglu")),
+    "rms_norm": Operation(("tokens", "d_model")),
     "quantise_fp8": Operation(("tokens", "d_model"), ("row", "column"), (FORWARD,)),
     "dequantise_fp8": Operation(("tokens", "d_model"), ("row", "column"), (FORWARD,)),
 }

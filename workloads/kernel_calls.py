@@ -243,6 +243,12 @@ def _expert_ffn(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     return _Leaf(x_LND), _Leaf(w1_LDF), _Leaf(w2_LFD), third, w.variant
 
 
+def _rms_norm(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
+    dtype = torch_dtype(w.dtype)
+    x_TD = source.normal(w.tokens, w.d_model or 0, dtype=dtype)
+    return _Leaf(x_TD), _Leaf(source.normal(w.d_model or 0, dtype=dtype))
+
+
 def _quantise_fp8(w: KernelWorkload, source: _Source) -> tuple[Any, ...]:
     return source.normal(w.tokens, w.d_model or 0, dtype=torch_dtype(w.dtype)), w.variant
 
@@ -263,6 +269,7 @@ _ARGUMENTS: Mapping[str, Callable[[KernelWorkload, _Source], tuple[Any, ...]]] =
     "grouped_gemm": _grouped_gemm,
     "activation": _activation,
     "expert_ffn": _expert_ffn,
+    "rms_norm": _rms_norm,
     "quantise_fp8": _quantise_fp8,
     "dequantise_fp8": _dequantise_fp8,
 }

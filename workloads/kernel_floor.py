@@ -118,6 +118,12 @@ def _expert_ffn(w: KernelWorkload, b: int, backward: bool) -> Floor:
     return Floor(flops, (2 * n * d + weights) * b)
 
 
+def _rms_norm(w: KernelWorkload, b: int, backward: bool) -> Floor:
+    """Rows and a weight a column in, rows out; backward the gradient too in, both gradients out."""
+    t, d = _need(w.tokens, w.d_model)
+    return Floor(0, (3 * t + 2) * d * b) if backward else Floor(0, (2 * t + 1) * d * b)
+
+
 def _fp8(w: KernelWorkload, b: int, backward: bool) -> Floor:
     """Values on one side, codes and scales on the other: the same bytes either way."""
     t, d = _need(w.tokens, w.d_model)
@@ -136,6 +142,7 @@ _FLOORS: Mapping[str, Callable[[KernelWorkload, int, bool], Floor]] = {
     "grouped_gemm": _grouped_gemm,
     "activation": _activation,
     "expert_ffn": _expert_ffn,
+    "rms_norm": _rms_norm,
     "quantise_fp8": _fp8,
     "dequantise_fp8": _fp8,
 }

@@ -37,6 +37,7 @@ REGIONS = {
     "grouped_gemm": "experts",
     "activation": "experts",
     "expert_ffn": "experts",
+    "rms_norm": "dense",
     "quantise_fp8": "exchange",
     "dequantise_fp8": "exchange",
 }

@@ -23,6 +23,9 @@ REPEATS = {
     "grouped_gemm": (3.0, "rows are read for every tile of columns, matrices for every tile of rows"),
     "grouped_gemm_dw": (3.0, "likewise"),
     "dequantise_fp8": (1.5, "every block of rows reads the scales of its columns"),
+    "rms_norm": (1.2, "every program reads the weights of all columns"),
+    "rms_norm_backward": (1.2, "likewise"),
+    "rope": (1.3, "every four heads read the angles of their positions"),
 }
 
 

@@ -70,6 +70,10 @@ def _launcher(operator):
         ("grouped_gemm", "_LONGEST_ROW", 30),
         ("activation swiglu weighted", "_LONGEST_ROW", 20),
         ("activation_backward gelu", "_LONGEST_ROW", 20),
+        ("rms_norm", "MOST_ROWS", 30),
+        ("rms_norm_backward", "_LONGEST_ROW", 20),
+        ("rope", "_MOST_PAIRS", 3),
+        ("rope back", "_MOST_HEADS", 5),
     ],
 )
 def test_what_32_bits_or_a_grid_cannot_count_runs_torch(name, limit, value, launches, monkeypatch):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.kernels.cost import declared_cost
-from moebench.kernels.rms_norm import rms_norm, rms_norm_reference
+from moebench.kernels.rms_norm import parts_of, rms_norm, rms_norm_reference
 from tests.kernels.support import assert_matches, assert_same_operators, random
 
 
@@ -32,13 +32,16 @@ def test_rows_with_gaps_and_narrow_dtypes():
 
 
 def test_is_one_operator_each_way_with_its_floor_as_cost():
-    """CPU and meta run the same; rows move once, with 4 bytes a row."""
+    """CPU and meta run the same; rows move once, with 4 bytes a row; the backward's programs write and read a sum each."""
     assert_same_operators(rms_norm, random(5, 4), random(4))
     x, w, inverse = torch.empty(8, 16), torch.empty(16), torch.empty(8)
     cost = declared_cost("moebench::rms_norm")((x, inverse), x, w, 1e-6)
     assert (cost.bytes_read, cost.bytes_written) == (x.nbytes + w.nbytes, x.nbytes + 32)
     back = declared_cost("moebench::rms_norm_backward")((x, w), x, x, w, inverse)
-    assert (back.bytes_read, back.bytes_written) == (2 * x.nbytes + w.nbytes + 32, x.nbytes + w.nbytes)
+    assert (back.bytes_read, back.bytes_written) == (2 * x.nbytes + 2 * w.nbytes + 32, x.nbytes + 2 * w.nbytes)
+    assert (back.launches, back.workspace_bytes) == (2, w.nbytes)
+    assert [parts_of(rows, 4096) for rows in (0, 1, 255, 8192)] == [0, 1, 255, 256]
+    assert [parts_of(rows, 128) for rows in (16, 17, 1 << 20)] == [1, 2, 256]
 
 
 def test_bad_input():

@@ -13,7 +13,6 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 SIZES = {"tokens": 32, "experts": 4, "top_k": 2, "d_model": 16, "d_ffn": 24}
 LEFT_OUT = {
     "attention": "its sizes are heads and sequences, which no paper here varies as a kernel",
-    "rms_norm": "torch's operators are all that it has: nothing to compare",
     "rope": "its sizes are heads and positions, which no paper here varies as a kernel",
     "grouped_gemm_dw": "the backward of grouped_gemm runs it",
 }
