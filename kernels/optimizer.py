@@ -1,4 +1,4 @@
-"""Optimiser steps and gradient clipping, explicitly over all parameters at once (foreach).
+"""Optimiser steps, explicitly over all parameters at once (foreach).
 
 torch's own optimisers choose between loops and foreach by device, so that a CPU run, a traced run and a CUDA run
 execute different operators; these execute the same ones everywhere.
@@ -21,23 +21,6 @@ def sgd_step(params: Iterable[Tensor], lr: float) -> None:
     if params:
         with torch.no_grad():
             torch._foreach_add_(params, grads, alpha=-lr)
-
-
-def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale all gradients in place so that their joint 2-norm is at most `max_norm`; returns the norm before that.
-
-    Raises:
-        ValueError: negative max_norm, no parameter with a gradient.
-    """
-    _check_non_negative(max_norm=max_norm)
-    _, grads = _with_gradients(params)
-    if not grads:
-        raise ValueError("no parameter has a gradient to clip")
-    with torch.no_grad():
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-        # Always multiplied, never branched on: reading the norm would drain the device's queue.
-        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
-    return norm
 
 
 class AdamW:
@@ -65,6 +48,11 @@ class AdamW:
         self.averages = [torch.zeros_like(param) for param in self.params]
         self.squares = [torch.zeros_like(param) for param in self.params]
         self.steps = [0] * len(self.params)
+
+    @property
+    def states(self) -> list[Tensor]:
+        """Both moments."""
+        return [*self.averages, *self.squares]
 
     @torch.no_grad()
     def step(self) -> None:

@@ -9,7 +9,7 @@ came out is remembered with a hash of the code.
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,14 +32,15 @@ from moebench.workloads.models.shape import GPT2MoEShape
 TIMEOUT_S, TIMEOUT_MORE_S = 150.0, 30.0  # of a trial, and for each other one beside it
 TOLERANCE = 2e-4  # of the largest entry, in fp32
 LEARNING_RATE = 1e-2  # of Adam
+CLIP_NORM = 0.05  # below that of the small model's gradients
 TARGET = f"{__name__}:run_rank"
 
 
-def small(gate: GateSpec, optimizer: str = "sgd", recompute: bool = False) -> GPT2MoEShape:
-    """A model whose experts overflow."""
+def small(gate: GateSpec, optimizer: str = "sgd", recompute: bool = False, clips: bool = False) -> GPT2MoEShape:
+    """A model whose experts overflow; where it clips, its gradients are above the norm."""
     return GPT2MoEShape(
         3, 16, 2, 32, 2 * RANKS, 8, sequence=6, gate=gate, vocabulary=40, positions=8, optimizer=optimizer,
-        recompute=recompute,
+        recompute=recompute, clip_norm=CLIP_NORM if clips else 0.0,
     )  # fmt: skip
 
 
@@ -52,11 +53,12 @@ def check(cases: Sequence[Case]) -> Iterator[Status]:
 
 def _trial(case: Case) -> tuple:
     shape = model_of(case).shape
-    return case.system, shape.gate, shape.optimizer, shape.recompute
+    return case.system, shape.gate, shape.optimizer, shape.recompute, bool(shape.clip_norm)
 
 
 def _tried(trials: Sequence[tuple]) -> list[Status]:
-    """Statuses of systems, each with a gate, and an optimiser and recomputation where they are not the default."""
+    """Statuses of systems, each with a gate, and an optimiser, recomputation and clipping where they are not the
+    default."""
     refusals = [get(system).supports(small(*of_model), RANKS) for system, *of_model in trials]
     able = [one for one, refusal in zip(trials, refusals) if refusal is None]
     seen = iter(on_ranks(TARGET, able, TIMEOUT_S, TIMEOUT_MORE_S))
@@ -68,9 +70,9 @@ def run_rank(group: Group, trials: Sequence[tuple]) -> list[str | None]:
     return [_problem(group, *trial) for trial in trials]
 
 
-def _problem(group: Group, system: str, gate: GateSpec, optimizer: str = "sgd", recompute: bool = False) -> str | None:
+def _problem(group: Group, system: str, gate: GateSpec, optimizer: str = "sgd", *training: bool) -> str | None:
     """What is wrong with one of them."""
-    shape, cpu = small(gate, optimizer, recompute), torch.device("cpu")
+    shape, cpu = small(gate, optimizer, *training), torch.device("cpu")
     rate = LEARNING_RATE if optimizer == "adamw" else 0.0
     step = get(system).build(shape, Place(group, cpu, made_up), seed=1, learning_rate=rate)
     data = sample_data(shape, cpu, 100 + group.rank)
@@ -79,6 +81,8 @@ def _problem(group: Group, system: str, gate: GateSpec, optimizer: str = "sgd", 
     for run in (1, 2):
         wanted_loss, wanted = _by_autograd(model, data, group)
         loss, found = step.run(data), step.gradients()
+        if shape.clip_norm:  # experts of some systems have no biases, whose gradients then count in no norm
+            _clip(model, {name: wanted[name] for name in wanted if name in found}, group)
         pairs = {"loss": (loss, wanted_loss), **{name: (found[name], wanted[name]) for name in wanted if name in found}}
         for name, (ours, theirs) in pairs.items():
             far = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
@@ -104,6 +108,19 @@ def _by_autograd(model: GPT2MoE, data: Sequence[Tensor], group: Group) -> tuple[
             for parameter, gradient in zip(parameters, gradients)
         ]
     return loss.detach(), dict(zip(names, summed))
+
+
+def _clip(model: GPT2MoE, gradients: Mapping[str, Tensor], group: Group) -> None:
+    """Scale them by the norm over all ranks' experts, and over the rest once."""
+    squares = {True: torch.zeros(1, dtype=torch.float64), False: torch.zeros(1, dtype=torch.float64)}
+    for name, parameter in model.named_parameters():
+        if name in gradients:
+            squares[getattr(parameter, "is_expert", False)] += gradients[name].double().square().sum()
+    norm = float((all_reduce(squares[True], group) + squares[False]).sqrt())
+    if not norm > model.shape.clip_norm:
+        raise ValueError(f"gradients of norm {norm:.3g} don't try a limit of {model.shape.clip_norm:g}")
+    for gradient in gradients.values():
+        gradient.mul_(model.shape.clip_norm / norm)
 
 
 def made_up(model: nn.Module, data: Sequence[Tensor], group: Group) -> Profile:

@@ -84,7 +84,7 @@ def _systems(experiment: ModelExperiment, asked: Sequence[str]) -> list[str]:
 def check_key(case: Case) -> tuple[Hashable, ...]:
     """Cases of one key are right or wrong together: a check tries a small model."""
     shape = model_of(case).shape
-    return case.system, shape.gate, shape.optimizer, shape.recompute
+    return case.system, shape.gate, shape.optimizer, shape.recompute, bool(shape.clip_norm)
 
 
 def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:

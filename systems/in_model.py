@@ -2,19 +2,14 @@
 real framework sums them, states on every rank or divided.
 """
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor, nn
 
-from moebench.kernels.collectives.grad_sync import GradientSync
 from moebench.kernels.collectives.group import Group
-from moebench.kernels.collectives.outstanding import check_finished, forget_described, outstanding
-from moebench.kernels.optimizer import sgd_step
-from moebench.kernels.region import region
 from moebench.systems.interface import LayerWeights, System, problem
-from moebench.systems.mixed_adam import DividedStates, WholeStates
+from moebench.systems.mixed_adam import DividedStates, SummedStates, Updates, WholeStates
 from moebench.systems.model_interface import ModelStep, Place
+from moebench.systems.model_training import States, TrainingOfModel
 from moebench.workloads.dtypes import TORCH_DTYPES
 from moebench.workloads.layer import LayerWorkload
 from moebench.workloads.models.gpt2_moe import GPT2MoE
@@ -52,11 +47,9 @@ class InModel:
     """A registered layer system inside the model.
 
     Args:
-        layer: None: the model's own layer.
         overlaps: whether sums start while the backward runs (torch's DistributedDataParallel), or behind it.
         divides: whether gradients and Adam's states are divided among the ranks (ZeRO-2); sums then run beside the
             backward.
-        bucket_bytes: of gradients that are summed together where states are divided; None: DeepSpeed's elements.
     """
 
     is_profiled = False
@@ -66,20 +59,19 @@ class InModel:
         name: str,
         title: str,
         source: str,
-        layer: System | None,
+        layer: System,
         overlaps: bool,
         divides: bool = False,
-        bucket_bytes: int | None = None,
     ) -> None:
         self.name, self.title, self.source = name, title, source
-        self._layer, self._overlaps, self._divides, self._bucket_bytes = layer, overlaps, divides, bucket_bytes
+        self._layer, self._overlaps, self._divides = layer, overlaps, divides
 
     def supports(self, shape: GPT2MoEShape, ranks: int) -> str | None:
         """None, or why the layer can't run as the model's."""
         reason = shape.problem(ranks)
         if reason is None and self._divides and shape.optimizer != "adamw":
             return f"{self.name} divides the states of Adam: the model needs optimizer=adamw"
-        if reason is not None or self._layer is None:
+        if reason is not None:
             return reason
         return problem(self._layer, layer_of(shape), shape.conventions, ranks)
 
@@ -88,79 +80,30 @@ class InModel:
         def make(*of_model: object) -> nn.Module:
             return LayerInModel(self._layer, *of_model)  # type: ignore[arg-type]
 
-        make_layer = MoE if self._layer is None else make
-        model = GPT2MoE(shape, place.group, place.device, place.dtype, seed, make_layer)
-        if place.device.type != "meta" and self._layer is not None:
+        model = GPT2MoE(shape, place.group, place.device, place.dtype, seed, make)
+        if place.device.type != "meta":
             _load(model, GPT2MoE(shape, place.group, place.device, place.dtype, seed))
-        if not self._divides:
-            step = _EagerStep(model, place.group, self._overlaps, learning_rate)
-            return ModelStep(step, [*model.parameters(), *step.states], lambda: _gradients(model))
-        bucket_bytes = self._bucket_bytes or BUCKET_ELEMENTS * place.dtype.itemsize
-        divided = _DividedStep(model, place.group, learning_rate, bucket_bytes)
-        return ModelStep(divided, [*model.parameters(), *divided.states], divided.gradients)
+        step = TrainingOfModel(model, place.group, self._states(model, place, learning_rate), shape.clip_norm)
 
+        def gradients() -> dict[str, Tensor]:
+            step.gather_gradients()
+            return _gradients(model)
 
-class _EagerStep:
-    def __init__(self, model: GPT2MoE, group: Group, overlaps: bool, learning_rate: float) -> None:
-        self._model, self._group, self._learning_rate = model, group, learning_rate
-        if overlaps:
-            self._sync = GradientSync(model.shared(), group)
-        else:
-            bucket_bytes = BUCKET_ELEMENTS * model.tokens.weight.element_size()
-            self._sync = GradientSync(model.shared(), group, bucket_bytes, bucket_bytes)
-            self._sync.remove()
-        self._adam = WholeStates(model.parameters(), learning_rate) if model.shape.optimizer == "adamw" else None
-        self.states = self._adam.states if self._adam is not None else []
+        return ModelStep(step, [*model.parameters(), *step.states], gradients)
 
-    def __call__(self, data: Sequence[Tensor]) -> Tensor:
-        loss = _passes(self._model, self._group, data, self._sync.finish)
-        if self._adam is not None:
-            self._adam.step()
-            return loss
-        with region("optimizer"):
-            sgd_step(self._model.parameters(), self._learning_rate)
-        return loss
-
-
-class _DividedStep:
-    """Dense states divided among the ranks; an expert's are its rank's."""
-
-    def __init__(self, model: GPT2MoE, group: Group, learning_rate: float, bucket_bytes: int) -> None:
-        self._model, self._group = model, group
-        self._dense = DividedStates(model.shared(), group, learning_rate, bucket_bytes)
-        self._experts = WholeStates(
-            [one for one in model.parameters() if getattr(one, "is_expert", False)], learning_rate
-        )
-        self.states = [*self._dense.states, *self._experts.states]
-
-    def __call__(self, data: Sequence[Tensor]) -> Tensor:
-        loss = _passes(self._model, self._group, data, self._dense.finish)
-        self._dense.step()
-        self._experts.step()
-        return loss
-
-    def gradients(self) -> dict[str, Tensor]:
-        """The sums of all ranks' parts; all ranks must ask."""
-        self._dense.gather_gradients()
-        return _gradients(self._model)
-
-
-def _passes(model: GPT2MoE, group: Group, data: Sequence[Tensor], finish: Callable[[], None]) -> Tensor:
-    """Forward, backward and the end of the sums; the loss of this rank."""
-    before = outstanding()
-    try:
-        for parameter in model.parameters():
-            parameter.grad = None
-        loss = model(*data)
-        with region("loss"):
-            share = torch.full_like(loss, 1 / group.size)
-        torch.autograd.backward([loss], [share])
-        finish()
-        check_finished(before)
-    except BaseException:
-        forget_described(before)
-        raise
-    return loss.detach()
+    def _states(self, model: GPT2MoE, place: Place, learning_rate: float) -> list[States]:
+        """Of the dense part, and of this rank's experts."""
+        own = [one for one in model.parameters() if getattr(one, "is_expert", False)]
+        bucket_bytes = BUCKET_ELEMENTS * place.dtype.itemsize
+        if self._divides:
+            dense = DividedStates(model.shared(), place.group, learning_rate, bucket_bytes)
+            return [dense, WholeStates(own, learning_rate)]
+        updates: type[Updates] = WholeStates if model.shape.optimizer == "adamw" else Updates
+        summed = SummedStates(
+            model.shared(), place.group, None if self._overlaps else bucket_bytes, self._overlaps,
+            lambda params: updates(params, learning_rate),
+        )  # fmt: skip
+        return [summed, updates(own, learning_rate)]
 
 
 def layer_of(shape: GPT2MoEShape, dtype: torch.dtype = torch.float32) -> LayerWorkload:

@@ -1,36 +1,73 @@
-"""Adam with FP32 masters for the dense states of a whole model: all on every rank, or divided among the ranks (ZeRO-2).
+"""States of a whole model's parameters: Adam with FP32 masters, on every rank or divided (ZeRO-2); or none, for SGD.
 
 Gradients are summed over the ranks, bucket by bucket; a model's experts have states of their rank alone. An update goes
-through one bucket after another, so that what it needs besides is of a bucket's size.
+through one bucket after another, so that what it needs besides is of a bucket's size. What is here is a
+`moebench.systems.model_training.States` each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from moebench.kernels.collectives.grad_sync import assign_buckets
+from moebench.kernels.collectives.grad_sync import GradientSync, assign_buckets
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import Pending, start_all_gather, start_reduce_scatter
-from moebench.kernels.optimizer import AdamW
+from moebench.kernels.optimizer import AdamW, sgd_step
 from moebench.kernels.region import region
 
 UPDATE_BYTES = 2**28  # of parameters that are updated together
 
 
-class WholeStates:
+class Updates:
+    """Parameters of this rank, whose gradients are whole in `grad` when `step` comes; SGD without momentum.
+
+    Attributes:
+        states: what lives on beside the parameters.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        self.params = [param for param in params if param.requires_grad]
+        self.lr = lr
+        self.states: list[Tensor] = []
+
+    def finish(self) -> None:
+        """Nothing is summed here."""
+
+    def gather_gradients(self) -> None:
+        """They are in `grad`."""
+
+    def own_gradients(self) -> list[Tensor]:
+        """Those that there are."""
+        return [param.grad for param in self.params if param.grad is not None]
+
+    def shared_gradients(self) -> list[Tensor]:
+        """None: what is here is this rank's."""
+        return []
+
+    def step(self) -> None:
+        """Update the parameters that have a gradient, which stays where it is."""
+        with region("optimizer"):
+            sgd_step(self.params, self.lr)
+
+
+class WholeStates(Updates):
     """Parameters of this rank with their masters and moments; their gradients are whole in `grad` when `step` comes.
 
     Attributes:
         states: masters (where parameters are not FP32 themselves) and both moments.
+
+    Args:
+        update_bytes: of parameters that are updated together.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
-        self._buckets = assign_buckets([param for param in params if param.requires_grad], UPDATE_BYTES, UPDATE_BYTES)
+    def __init__(self, params: Iterable[Tensor], lr: float, update_bytes: int = UPDATE_BYTES) -> None:
+        super().__init__(params, lr)
+        self._buckets = assign_buckets(self.params, update_bytes, update_bytes)
         self._masters = [[param.detach().float().requires_grad_() for param in bucket] for bucket in self._buckets]
         self._adams = [AdamW(masters, lr) for masters in self._masters]
         self.states = [one for masters, bucket in zip(self._masters, self._buckets) for one in _own(masters, bucket)]
-        self.states += [one for adam in self._adams for one in (*adam.averages, *adam.squares)]
+        self.states += [one for adam in self._adams for one in adam.states]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -43,6 +80,54 @@ class WholeStates:
                 for master in masters:
                     master.grad = None
                 torch._foreach_copy_(bucket, masters)
+
+
+class SummedStates:
+    """Parameters that every rank holds with all states, whose gradients are summed over the ranks (stage 0).
+
+    Attributes:
+        states: of the updates.
+
+    Args:
+        bucket_bytes: of gradients that are summed together; None: DistributedDataParallel's.
+        overlaps: whether sums start while the backward runs, or behind it.
+        make_updates: from parameters to what updates them.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        group: Group,
+        bucket_bytes: int | None,
+        overlaps: bool,
+        make_updates: Callable[[list[Tensor]], Updates],
+    ) -> None:
+        self._params = [param for param in params if param.requires_grad]
+        sizes = () if bucket_bytes is None else (bucket_bytes, bucket_bytes)
+        self._sync = GradientSync(self._params, group, *sizes)
+        if not overlaps:
+            self._sync.remove()
+        self._updates = make_updates(self._params)
+        self.states = self._updates.states
+
+    def finish(self) -> None:
+        """Start the sums of what is left, and wait for all."""
+        self._sync.finish()
+
+    def gather_gradients(self) -> None:
+        """They are in `grad`."""
+
+    def own_gradients(self) -> list[Tensor]:
+        """None: all ranks have the same."""
+        return []
+
+    def shared_gradients(self) -> list[Tensor]:
+        """The sums."""
+        return self._updates.own_gradients()
+
+    def step(self) -> None:
+        """Update the parameters."""
+        self._updates.step()
 
 
 class DividedStates:
@@ -76,6 +161,14 @@ class DividedStates:
             for bucket in self.buckets:
                 bucket.land()
         self._next = 0
+
+    def own_gradients(self) -> list[Tensor]:
+        """This rank's parts of the sums."""
+        return [bucket.gradient_N for bucket in self.buckets if bucket.gradient_N is not None]
+
+    def shared_gradients(self) -> list[Tensor]:
+        """None: they are divided."""
+        return []
 
     @torch.no_grad()
     def step(self) -> None:
@@ -123,7 +216,7 @@ class _Bucket:
             part_N = self._flat(params).chunk(group.size)[group.index]
             self.master_N = part_N.to(torch.float32, copy=True).requires_grad_()
         self.adam = AdamW([self.master_N], lr)
-        self.states = [self.master_N, *self.adam.averages, *self.adam.squares]
+        self.states = [self.master_N, *self.adam.states]
         self.gradient_N: Tensor | None = None
         self.pending: Pending | None = None
 
@@ -160,6 +253,8 @@ class _Bucket:
 
     def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
         parts = [tensor.detach().reshape(-1) for tensor in tensors]
+        if len(parts) == 1 and not self.padding:
+            return parts[0]
         return torch.cat([*parts, parts[0].new_zeros(self.padding)] if self.padding else parts)
 
     def _split(self, flat: Tensor) -> list[Tensor]:

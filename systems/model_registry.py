@@ -1,15 +1,16 @@
 """Which systems run whole models: an explicit list.
 
-A name may carry options, `lancet+moves=false`, `tutel+degree=4`.
+A name may carry options, `lancet+moves=false`, `moesys+stage=3`, `tutel+degree=4`.
 """
 
+from collections.abc import Mapping
 from functools import cache
 
 from moebench.systems.in_model import InModel
 from moebench.systems.interface import System
-from moebench.systems.lancet.system import LANCET, RAF
+from moebench.systems.lancet.system import LANCET, RAF, LancetSystem
 from moebench.systems.model_interface import ModelSystem
-from moebench.systems.moesys.fusion import GROUP_BYTES
+from moebench.systems.moesys.model_system import MOESYS, MoESysModel
 from moebench.systems.registry import get as get_layer
 from moebench.systems.registry import options_of, stem_of
 from moebench.workloads.errors import InputError, one_of
@@ -19,10 +20,9 @@ _SOURCES = {
     "deepspeed": "DeepSpeed 0.5.8 in GPT-2, ZeRO stage 0: sums behind the backward (Lancet's artifact)",
 }
 _STAGE_2 = "DeepSpeed in GPT-2, ZeRO stage 2 with overlap_comm: gradients and states divided, sums beside the backward"
-_MOESYS = "MoESys, arXiv 2205.10034, as released (PaddleFleetX): stage 2 over fused groups of 256 MiB"
 _OVERLAPS = {"tutel": True, "deepspeed": False}
-MOESYS = "moesys"
-NAMES = (LANCET.name, RAF.name, *_SOURCES, MOESYS)
+_WITH_OPTIONS: Mapping[str, LancetSystem | MoESysModel] = {LANCET.name: LANCET, MOESYS.name: MOESYS}
+NAMES = (LANCET.name, RAF.name, *_SOURCES, MOESYS.name)
 
 
 @cache
@@ -40,15 +40,14 @@ def get(name: str) -> ModelSystem:
             return _deepspeed(name, layer, zero)
         if not zero:
             return InModel(layer.name, f"{layer.title} in the model", _SOURCES[stem], layer, _OVERLAPS[stem])
-    if name == MOESYS:
-        return InModel(MOESYS, "MoESys", _MOESYS, None, True, divides=True, bucket_bytes=GROUP_BYTES)
     if stem not in NAMES:
         raise one_of("system for models", stem, NAMES)
-    if name == stem:
-        return LANCET if stem == LANCET.name else RAF
-    if stem != LANCET.name:
+    if name == RAF.name:
+        return RAF
+    if stem not in _WITH_OPTIONS:
         raise InputError(f"system {name!r}: {stem} has no options")
-    return LANCET.variant(options_of(name))
+    options = options_of(name)
+    return _WITH_OPTIONS[stem].variant(options) if options else _WITH_OPTIONS[stem]
 
 
 def _deepspeed(name: str, layer: System, zero: list[str]) -> ModelSystem:

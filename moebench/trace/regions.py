@@ -48,9 +48,11 @@ class Attribution:
             if region == "optimizer":
                 return region, OPTIMIZER
             return region, BACKWARD if region == "grad-sync" else FORWARD
+        # What is recomputed makes nodes of its own, those of autograd Functions with gradients off.
+        makes_nodes = region is not None or torch.is_grad_enabled()
         if region is None:
             region = self._region_of_node(node, name)
-        if torch.is_grad_enabled():
+        if makes_nodes:
             self._remember(region)
         return region, BACKWARD
 

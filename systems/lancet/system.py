@@ -51,8 +51,8 @@ class GraphSystem:
 
     def supports(self, shape: GPT2MoEShape, ranks: int) -> str | None:
         """None, or why the model has no meaning, or how it trains is no part of a captured graph."""
-        if shape.optimizer != "sgd" or shape.recompute:
-            return "a captured graph trains with sgd, and recomputes nothing"
+        if shape.optimizer != "sgd" or shape.recompute or shape.clip_norm:
+            return "a captured graph trains with sgd, recomputes nothing and clips nothing"
         return shape.problem(ranks)
 
     def build(self, shape: GPT2MoEShape, place: Place, seed: int = 0, learning_rate: float = 0.0) -> ModelStep:

@@ -90,7 +90,7 @@ class ColumnEmbedding(nn.Module):
         with region("exchange"):
             x_NC = all_to_all(x_WC, self.group, counts, own)
         with region("dense"):
-            return _side_by_side(x_NC, self.group.size)
+            return side_by_side(x_NC, self.group.size)
 
     def logits(self, x_TD: Tensor, counts_R: Sequence[int] | None = None) -> Tensor:
         """`x E^T` of this rank's rows, [T, V], for a head that is the embedding.
@@ -123,7 +123,7 @@ class ColumnEmbedding(nn.Module):
         with region("exchange"):
             table = all_gather(weight_VC, self.group)
         with region("dense"):
-            return torch.mm(x_TD, _side_by_side(table, self.group.size).t())
+            return torch.mm(x_TD, side_by_side(table, self.group.size).t())
 
     def _counts(self, own: int, counts_R: Sequence[int] | None) -> list[int]:
         counts = [own] * self.group.size if counts_R is None else list(counts_R)
@@ -169,7 +169,7 @@ class WholeEmbedding(nn.Module):
         self._sync.finish()
 
 
-def _side_by_side(parts: Tensor, ranks: int) -> Tensor:
+def side_by_side(parts: Tensor, ranks: int) -> Tensor:
     """Columns that came from every rank, [R N, C], as [N, D]; one copy."""
     rows, columns = len(parts) // ranks, parts.shape[1]
     return parts.view(ranks, rows, columns).transpose(0, 1).reshape(rows, ranks * columns)

@@ -2,7 +2,8 @@
 
 `visit` borrows the weights of a key from a tier, runs a function on them, and gives them back. Autograd keeps what it
 needs for the backward, but of the weights only where in the borrowed memory they were; the backward borrows again, and
-ends the loan when the gradients of all weights are whole, which it hands to the tier.
+ends the loan when the gradients of all weights are whole, which it hands to the tier. A visit that is `recomputed`
+keeps its inputs alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,23 +11,25 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
 KeyT = TypeVar("KeyT")
 KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
+LoanT = TypeVar("LoanT", Tensor, tuple[Tensor, ...])  # flat and contiguous tensors on the device, one or several
 
 
-class Tier(Protocol[KeyT_contra]):
+class Tier(Protocol[KeyT_contra, LoanT]):
     """Where weights are when nobody uses them."""
 
-    def borrow(self, key: KeyT_contra) -> Tensor:
-        """The weights of a key, flat and contiguous, on the device."""
+    def borrow(self, key: KeyT_contra) -> LoanT:
+        """The weights of a key."""
 
     def give_back(self, key: KeyT_contra) -> None:
         """End a loan."""
 
-    def split(self, key: KeyT_contra, flat_P: Tensor) -> Sequence[Tensor]:
-        """The weights in the flat tensor; views."""
+    def split(self, key: KeyT_contra, loan: LoanT, /) -> Sequence[Tensor]:
+        """The weights in what was borrowed; views."""
 
     def add_gradients(self, key: KeyT_contra, gradients: Sequence[Tensor]) -> None:
         """The gradients of all weights by one visit; called in the backward, while the loan lasts."""
@@ -36,70 +39,106 @@ Function = Callable[..., Tensor]
 
 
 def visit(
-    tier: Tier[KeyT], key: KeyT, function: Function, *inputs: Tensor, before_backward: Callable[[], None] | None = None
+    tier: Tier[KeyT, LoanT],
+    key: KeyT,
+    function: Function,
+    *inputs: Tensor,
+    before_backward: Callable[[], None] | None = None,
+    recomputed: bool = False,
+    borrows_again: bool = True,
 ) -> Tensor:
     """`function(*inputs, *weights)` with the weights of `key`.
 
     Args:
         function: gives one tensor, which shares no memory with the weights.
         before_backward: called when the backward comes to this visit, before it borrows.
+        recomputed: the backward runs the function once more.
+        borrows_again: False where the gradients need no weight, as those of a look-up.
     """
     if not torch.is_grad_enabled():
-        flat_P = tier.borrow(key)
+        loan = tier.borrow(key)
         try:
-            return function(*inputs, *tier.split(key, flat_P))
+            return function(*inputs, *tier.split(key, loan))
         finally:
             tier.give_back(key)
-    return _Visit(tier, key, before_backward).run(function, inputs)
+    one = _Visit(tier, key, before_backward, borrows_again)
+    return one.run_again(function, inputs) if recomputed else one.run(function, inputs)
 
 
-class _Visit(Generic[KeyT]):
+class _Visit(Generic[KeyT, LoanT]):
     """One visit, from its forward to the end of its backward."""
 
-    def __init__(self, tier: Tier[KeyT], key: KeyT, before_backward: Callable[[], None] | None) -> None:
-        self.tier, self.key, self.before_backward = tier, key, before_backward
-        self.flat_P: Tensor | None = None
+    def __init__(
+        self, tier: Tier[KeyT, LoanT], key: KeyT, before_backward: Callable[[], None] | None, borrows_again: bool
+    ) -> None:
+        self.tier: Tier[KeyT, LoanT] = tier
+        self.key, self.before_backward, self.borrows_again = key, before_backward, borrows_again
+        self.loan: LoanT | None = None
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """While the loan lasts; without a graph."""
+        assert self.loan is not None
+        return [part.detach() for part in self.tier.split(self.key, self.loan)]
 
     def run(self, function: Function, inputs: Sequence[Tensor]) -> Tensor:
         """The forward."""
-        self.flat_P = self.tier.borrow(self.key)
+        self.loan = self.tier.borrow(self.key)
         try:
-            weights = _Weights.apply(_anchor(self.flat_P.device), self)
-            with torch.autograd.graph.saved_tensors_hooks(_packer(self.flat_P), self._unpack):
+            flats = _flats(self.loan)
+            weights = _Weights.apply(_anchor(flats[0].device), self)
+            with torch.autograd.graph.saved_tensors_hooks(_packer(flats), self._unpack):
                 result = function(*inputs, *weights)
         finally:
-            self.flat_P = None
+            self.loan = None
             self.tier.give_back(self.key)
         return _Return.apply(result, self)
+
+    def run_again(self, function: Function, inputs: Sequence[Tensor]) -> Tensor:
+        """The forward of which nothing but the inputs is kept."""
+        self.loan = self.tier.borrow(self.key)
+        try:
+            return _Again.apply(_anchor(_flats(self.loan)[0].device), self, function, *inputs)
+        finally:
+            self.loan = None
+            self.tier.give_back(self.key)
 
     def borrow_again(self) -> None:
         """The backward begins."""
         if self.before_backward is not None:
             self.before_backward()
-        self.flat_P = self.tier.borrow(self.key)
+        if self.borrows_again:
+            self.loan = self.tier.borrow(self.key)
 
     def end(self, gradients: Sequence[Tensor]) -> None:
         """The backward is over: every use of a weight comes before its gradient is whole."""
         self.tier.add_gradients(self.key, gradients)
-        self.flat_P = None
-        self.tier.give_back(self.key)
+        self.loan = None
+        if self.borrows_again:
+            self.tier.give_back(self.key)
 
     def _unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        assert self.flat_P is not None
-        return self.flat_P.as_strided(*packed)
+        assert self.loan is not None
+        flat, *place = packed
+        return _flats(self.loan)[flat].as_strided(*place)
 
 
-def _packer(flat_P: Tensor) -> Callable[[Tensor], Any]:
+def _flats(loan: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (loan,) if isinstance(loan, Tensor) else loan
+
+
+def _packer(flats: Sequence[Tensor]) -> Callable[[Tensor], Any]:
     """Keeps a tensor, but of one in the borrowed memory only its place."""
-    storage = torch._C._storage_address(flat_P)  # type: ignore[attr-defined]
+    address = torch._C._storage_address  # type: ignore[attr-defined]
+    numbers = {address(flat): number for number, flat in enumerate(flats)}
 
     def pack(saved: Tensor) -> Any:
-        if torch._C._storage_address(saved) != storage:  # type: ignore[attr-defined]
+        if address(saved) not in numbers:
             return saved
         # The offset is that in the storage, as borrowed memory starts one.
-        return tuple(saved.shape), saved.stride(), saved.storage_offset()
+        return numbers[address(saved)], tuple(saved.shape), saved.stride(), saved.storage_offset()
 
     return pack
 
@@ -110,8 +149,7 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, visit: _Visit) -> Any:
         ctx.visit = visit
-        assert visit.flat_P is not None
-        return tuple(part.detach() for part in visit.tier.split(visit.key, visit.flat_P))
+        return tuple(visit.weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -131,6 +169,29 @@ class _Return(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         ctx.visit.borrow_again()
         return gradients[0], None
+
+
+class _Again(torch.autograd.Function):
+    """A visit whose backward runs it once more; what the function uses besides gets its gradients as ever."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, visit: _Visit, function: Function, *inputs: Tensor) -> Tensor:
+        ctx.visit, ctx.function = visit, function
+        ctx.save_for_backward(*inputs)
+        return function(*inputs, *visit.weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        visit: _Visit = ctx.visit
+        visit.borrow_again()
+        weights = [part.requires_grad_() for part in visit.weights]
+        inputs = [x.detach().requires_grad_(needs) for x, needs in zip(ctx.saved_tensors, ctx.needs_input_grad[3:])]
+        with torch.enable_grad():
+            result = ctx.function(*inputs, *weights)
+        torch.autograd.backward(result, gradient)
+        visit.end([torch.zeros_like(part) if part.grad is None else part.grad for part in weights])
+        return None, None, None, *(x.grad for x in inputs)
 
 
 _anchors: dict[torch.device, Tensor] = {}

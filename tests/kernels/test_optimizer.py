@@ -5,8 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.kernels.optimizer import AdamW, clip_grad_norm, sgd_step
+from moebench.kernels.collectives.grad_clip import clip_gradients
+from moebench.kernels.collectives.group import described_group
+from moebench.kernels.optimizer import AdamW, sgd_step
 from tests.kernels.support import OperatorList, random
+
+ALONE = described_group(1)
 
 SHAPES = ((3, 2), (4,), (0, 5))
 
@@ -64,13 +68,22 @@ def test_adamw_equals_torch(decay, lr, betas):
 
 @pytest.mark.parametrize("max_norm", [0.0, 0.5, 100.0])
 def test_clipping_equals_torch(max_norm):
-    """The norm of all gradients together, and the scaled gradients, are torch's."""
-    params = parameters()
-    expected = twins(params)
+    """The norm of all gradients together, whoever holds them, and the scaled gradients, are torch's."""
+    expected = twins(params := parameters())
     norm = torch.nn.utils.clip_grad_norm_(expected, max_norm)
-    torch.testing.assert_close(clip_grad_norm(params, max_norm), norm)
-    for param, twin in zip(params, expected):
-        torch.testing.assert_close(param.grad, twin.grad)
+    for shared in range(len(params) + 1):
+        gradients = [param.grad for param in twins(params)]
+        torch.testing.assert_close(clip_gradients(gradients[:shared], gradients[shared:], ALONE, max_norm), norm)
+        torch.testing.assert_close(gradients, [param.grad for param in expected])
+
+
+def test_squares_of_16_bits_are_added_up_in_32():
+    """A norm above the largest number of FP16 is no infinity."""
+    gradients = [torch.full((1024,), 6e4, dtype=torch.float16) for _ in range(2)]
+    norm = clip_gradients([], gradients, ALONE, 1.0)
+    assert norm.dtype == torch.float32
+    assert float(norm) == pytest.approx(6e4 * 2048**0.5, rel=1e-3)
+    assert float(gradients[0].float().square().sum()) == pytest.approx(0.5, rel=1e-2)
 
 
 def test_run_the_same_operators_on_meta():
@@ -80,7 +93,7 @@ def test_run_the_same_operators_on_meta():
         params = parameters(device, shapes=shapes)
         optimizer = AdamW(params)
         with OperatorList() as recorded:
-            clip_grad_norm(params, 1.0)
+            clip_gradients([], [param.grad for param in params], ALONE, 1.0)
             sgd_step(params, 0.1)
             optimizer.step()
         lists.append(recorded)
@@ -97,6 +110,6 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"betas must lie in \[0, 1\)"):
         AdamW(parameters(), betas=(0.9, 1.0))
     with pytest.raises(ValueError, match="max_norm must not be negative"):
-        clip_grad_norm(parameters(), -1.0)
-    with pytest.raises(ValueError, match=r"no parameter has a gradient"):
-        clip_grad_norm([random(3)], 1.0)
+        clip_gradients([random(3)], [], ALONE, -1.0)
+    with pytest.raises(ValueError, match=r"no gradient to clip"):
+        clip_gradients([], [], ALONE, 1.0)

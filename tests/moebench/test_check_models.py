@@ -1,10 +1,13 @@
 """No number of a model before its loss and gradients are right: what passes, and what is found."""
 
+import pytest
 import torch
 
 from moebench import check_models
+from moebench.kernels.collectives.grad_clip import clip_gradients as clip
 from moebench.kernels.collectives.group import described_group
-from moebench.systems import mixed_adam
+from moebench.ranks import run_ranks
+from moebench.systems import mixed_adam, model_training
 from moebench.systems.model_registry import get
 from moebench.workloads.layer import GateSpec
 
@@ -20,11 +23,35 @@ def test_systems_train_the_model_on_real_ranks():
 
 
 def test_systems_train_with_adam_on_real_ranks():
-    """States on every rank and divided, recomputed and not; the second step is one of changed weights."""
-    two, ways = GateSpec("topk", 2), ("moesys", "deepspeed", "deepspeed+zero=2")
-    found = check_models._tried([(way, two, "adamw", way != "deepspeed") for way in ways] + [("lancet", two, "adamw")])
-    assert [one.status for one in found] == ["passed"] * 3 + ["unsupported"], found
-    assert "trains with sgd" in found[3].reason
+    """States on every rank, divided and in slices, recomputed and not, clipped and not, MoESys' strategies on and off;
+    the second step is one of changed weights."""
+    two, paper = GateSpec("topk", 2), "moesys+as=paper"
+    ways = [(way, True) for way in ("deepspeed", "deepspeed+zero=2", "moesys", paper)]
+    ways += [(f"{paper}+fusion=false+prefetch=false+recompute=false", True), ("moesys+stage=0+fusion=false", False)]
+    trials = [(way, two, "adamw", way != "deepspeed", clips) for way, clips in ways]
+    found = check_models._tried([*trials, ("lancet", two, "adamw")])
+    assert [one.status for one in found] == ["passed"] * len(ways) + ["unsupported"], found
+    assert "trains with sgd" in found[-1].reason
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_strategies_are_right_on_fewer_ranks(world):
+    """Alone, and on two that are a node each."""
+    ways = ("moesys", "moesys+as=paper", "moesys+as=paper+fusion=false+recompute=false", "moesys+embedding=columns")
+    trials = [(way, GateSpec("topk", 2), "adamw", True, True) for way in ways]
+    if world == 1:
+        assert check_models.run_rank(ALONE, trials) == [None] * len(trials)
+        return
+    found = run_ranks(check_models.TARGET, world, (tuple(trials),), 120, ranks_per_node=1)
+    assert found == [[None] * len(trials)] * world
+
+
+def test_a_wrong_norm_is_found(monkeypatch):
+    """Clipping that counts this rank's experts alone, or what all ranks hold once a rank."""
+    trial = ("moesys+stage=0", GateSpec("topk", 2), "adamw", True, True)
+    assert check_models._problem(ALONE, *trial) is None
+    monkeypatch.setattr(model_training, "clip_gradients", lambda shared, own, group, norm: clip(own, [], group, norm))
+    assert "run 1" in check_models._problem(ALONE, *trial)
 
 
 def test_a_wrong_update_is_found(monkeypatch):

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.sim.replay import replay
+from moebench.sim.uncertainty import nominal
 from moebench.systems.model_registry import get
 from moebench.trace import model as trace_model
 from moebench.workloads.errors import InputError
@@ -46,6 +48,79 @@ def test_recomputation_runs_blocks_twice_and_keeps_less():
     ]
     assert exchanges == [12, 18]
     assert found[1].peak_bytes < found[0].peak_bytes
+
+
+def collectives(program, algorithm, region=None):
+    """How many there are of a kind."""
+    return sum(
+        op.collective is not None and op.collective.algorithm == algorithm and region in (None, op.region)
+        for op in program.ops
+    )
+
+
+def test_strategies_send_what_they_say():
+    """Slices are gathered twice a layer, one tensor after another where nothing is fused; the table of a tied head as
+    often; without prefetch the same is waited for longer. Columns exchange rows in place of the table's sum."""
+    model = "gpt2-moe+layers=3+moe_every=1+experts_of_rank=1+optimizer=adamw+recompute=1"
+    workload = ModelWorkload(model, shape_of(model, TWO, 4, 8), "bf16")
+    sliced, tensors = traced("moesys+stage=3", workload), traced("moesys+stage=3+fusion=false", workload)
+    # Of the ends: one for the look-up, one for the head and its backward.
+    assert collectives(sliced, "all_gather") == 2 * 3 + 2
+    assert collectives(sliced, "reduce_scatter") == 3 + 2
+    assert collectives(tensors, "all_gather") == 2 * 3 * 9 + 2 * 4
+    assert traced("moesys", workload).peak_bytes > sliced.peak_bytes
+    after = traced("moesys+stage=3+prefetch=false", workload)
+    waits = [_waits(program) for program in (sliced, after)]
+    assert waits[0] < waits[1]
+    assert collectives(after, "all_gather") == collectives(sliced, "all_gather")
+    columns = traced("moesys+embedding=columns", workload)
+    assert collectives(columns, "all_to_all") == collectives(traced("moesys", workload), "all_to_all") + 3
+    assert collectives(columns, "reduce_scatter") == 2  # of the dense part, and of the gathered head
+
+
+def _waits(program):
+    """Seconds in which slices are waited for."""
+    found = replay((program,), TOPOLOGY, nominal(TOPOLOGY.parameters())).exposed_time_s
+    return sum(float(time_s[0]) for (region, _), time_s in found.items() if region == "dense")
+
+
+def test_two_dimensional_exchanges_are_for_several_nodes():
+    """Within one nothing is sent twice."""
+    model = "gpt2-moe+layers=1+experts_of_rank=1+optimizer=adamw"
+    for nodes, factor in ((1, 1), (2, 2)):
+        where = trace_model._Key(load_topology(f"{nodes}x8-a100-80"))
+        workload = ModelWorkload(model, shape_of(model, TWO, 4, 8 * nodes), "bf16")
+        found = [
+            collectives(trace_model._traced(f"moesys+exchange={way}", workload, where).program, "all_to_all")
+            for way in ("flat", "2d")
+        ]
+        assert found == [4, 4 * factor]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("moesys+stage=1", "unknown stage of 'moesys.stage=1' '1'.*0, 2, 3"),
+        ("moesys+slices=1", "unknown option of moesys 'slices'.*as, embedding"),
+        ("moesys+fusion=no", "unknown fusion"),
+        ("moesys+prefetch=false", "prefetch is of stage=3"),
+        ("moesys+as=paper+stage=2+prefetch=true", "prefetch is of stage=3"),
+        ("moesys+stage=3+stage=2", "write each option once"),
+        ("moesys+stage", "write each option once"),
+        ("raf+stage=3", "raf has no options"),
+    ],
+)
+def test_bad_strategies_are_refused(name, words):
+    """Another value, another option, prefetch of what is never gathered, an option twice or without a value."""
+    with pytest.raises(InputError, match=words):
+        get(name)
+
+
+def test_columns_must_be_shared_evenly():
+    """Said before anything is built."""
+    shape = shape_of("gpt2-moe+d_model=20+optimizer=adamw", TWO, 1, 8)
+    assert "d_model = 20" in (get("moesys+embedding=columns").supports(shape, 8) or "")
+    assert get("moesys+stage=3").supports(shape, 8) is None
 
 
 def test_what_has_no_meaning_is_refused():

@@ -58,6 +58,14 @@ class FeedForward(nn.Module):
             return self.down(F.gelu(self.up(x_TD)))
 
 
+class TiedEmbedding(nn.Embedding):
+    """A table of tokens that is the output head too."""
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """`x E^T`, [T, V]."""
+        return torch.mm(x_TD, self.weight.t())
+
+
 class Block(nn.Module):
     """Attention, then experts or a dense FFN, each behind a norm and beside a residual."""
 
@@ -109,7 +117,7 @@ class GPT2MoE(nn.Module):
             raise InputError(reason)
         device = torch.device(device)
         self.shape, self.group = shape, group
-        self.tokens = nn.Embedding(shape.vocabulary, shape.d_model, device=device, dtype=dtype)
+        self.tokens = TiedEmbedding(shape.vocabulary, shape.d_model, device=device, dtype=dtype)
         self.places = nn.Embedding(shape.positions, shape.d_model, device=device, dtype=dtype)
         sparse = set(shape.moe_blocks)
         self.blocks = nn.ModuleList(
@@ -126,13 +134,24 @@ class GPT2MoE(nn.Module):
         Args:
             ids_BS, labels_BS: int64 below V; the label of a token is the one that follows it.
         """
-        with region("dense"):
-            x_BSD = self.tokens(ids_BS) + self.places.weight[: self.shape.sequence]
-            x_TD = x_BSD.view(self.shape.tokens, self.shape.d_model)
+        x_TD = self.embed(ids_BS)
         for block in self.blocks:
             x_TD = _recomputed(block, x_TD) if self.shape.recompute else block(x_TD)
+        return self.loss(self.logits(x_TD), labels_BS)
+
+    def embed(self, ids_BS: Tensor) -> Tensor:
+        """Tokens and places, [T, D]."""
         with region("dense"):
-            logits_TV = torch.mm(self.norm(x_TD), self.tokens.weight.t())
+            x_BSD = self.tokens(ids_BS) + self.places.weight[: self.shape.sequence]
+            return x_BSD.view(self.shape.tokens, self.shape.d_model)
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """The last norm and the head, [T, V]."""
+        with region("dense"):
+            return self.tokens.logits(self.norm(x_TD))
+
+    def loss(self, logits_TV: Tensor, labels_BS: Tensor) -> Tensor:
+        """The mean loss, in fp32 or wider."""
         with region("loss"):
             logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
             return F.nll_loss(F.log_softmax(logits_TV, dim=1), labels_BS.view(-1))

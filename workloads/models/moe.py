@@ -91,13 +91,21 @@ class MoE(nn.Module):
         with region("dispatch"):
             x_ND = permute(x_TD, routes.rows_TK, shape.experts * shape.capacity)
         with region("exchange"):
-            x_ND = all_to_all(x_ND, self.group)
+            x_ND = self.send(x_ND)
         with region("experts"):
             y_ND = self.run_experts(x_ND)
         with region("exchange"):
-            y_ND = all_to_all(y_ND, self.group)
+            y_ND = self.send_back(y_ND)
         with region("combine"):
             return unpermute(y_ND, routes.rows_TK, routes.weights_TK)
+
+    def send(self, x_ND: Tensor) -> Tensor:
+        """Rows of this rank by expert, to the ranks of the experts; there they come by rank."""
+        return all_to_all(x_ND, self.group)
+
+    def send_back(self, y_ND: Tensor) -> Tensor:
+        """The other way."""
+        return all_to_all(y_ND, self.group)
 
     def run_experts(self, x_ND: Tensor) -> Tensor:
         """Rows by (source rank, local expert) through the local experts, and back in the same order."""

@@ -29,6 +29,7 @@ class GPT2MoEShape:
         attention: `scores` in plain operators that keep them, as the paper's frameworks had it; `fused`, one operator.
         optimizer: `sgd` without momentum, or `adamw` with masters and moments in FP32.
         recompute: whether a block keeps its input alone, and the backward runs it once more.
+        clip_norm: norm of all gradients above which they are scaled down; 0: they are not.
         conventions: rule of capacity, minimum and alignment, order of the queue.
     """
 
@@ -48,6 +49,7 @@ class GPT2MoEShape:
     attention: str = "scores"
     optimizer: str = "sgd"
     recompute: bool = False
+    clip_norm: float = 0.0
     conventions: Conventions = MODEL_CONVENTIONS
 
     @property
@@ -120,6 +122,8 @@ class GPT2MoEShape:
             return f"attention = {self.attention!r}: choose one of {', '.join(ATTENTIONS)}"
         if self.optimizer not in OPTIMIZERS:
             return f"optimizer = {self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}"
+        if not self.clip_norm >= 0:
+            return f"clip_norm = {self.clip_norm}: must not be negative"
         if self.capacity_factor <= 0 or self.capacity < 1:
             return f"capacity_factor = {self.capacity_factor} leaves no slot for {self.tokens} tokens"
         return None
@@ -143,10 +147,10 @@ def gpt2_l_moe(ranks: int, batch_size: int, gate: GateSpec | None = None) -> GPT
 def gpt_4096_moe(ranks: int, batch_size: int, gate: GateSpec | None = None) -> GPT2MoEShape:
     """MoESys' models of 13.9 to 207.2 billion parameters (PaddleFleetX): 12 layers of 4096, 64 heads, an expert a GPU.
 
-    Sequences of 1,024 tokens, Adam and recomputation are those of the repository's scripts.
+    Sequences of 1,024 tokens, Adam, recomputation and clipping are those of the repository's scripts.
     """
     shape = GPT2MoEShape(
         12, 4096, 64, 4 * 4096, ranks, batch_size, sequence=1024, moe_every=1, vocabulary=50304, activation="gelu",
-        optimizer="adamw", recompute=True,
+        optimizer="adamw", recompute=True, clip_norm=1.0,
     )  # fmt: skip
     return shape if gate is None else replace(shape, gate=gate)

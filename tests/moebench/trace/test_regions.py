@@ -146,3 +146,40 @@ def test_backward_of_a_forward_that_was_not_recorded_is_an_error():
     y = x * 2
     with Recorder([x]), pytest.raises(UnattributedOperator, match="forward was not recorded"):
         y.backward(y.detach())
+
+
+def test_what_a_backward_recomputes_has_the_regions_that_it_opens():
+    """Also inside an autograd Function, where gradients are off: its own backward is of the same region."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = _leaf(4)
+            with torch.enable_grad():
+                with region("experts"):
+                    h = x * 3
+                with region("exchange"):
+                    y = Doubled.apply(h)
+            torch.autograd.backward(y, gradient)
+            return x.grad
+
+    x = _leaf(4)
+    with Recorder([x]) as recorder:
+        with region("dense"):
+            y = Again.apply(x)
+        torch.autograd.backward(y, y.detach())
+    found = [(op.region, op.phase) for op in recorder.ops if op.name.startswith("aten::mul")]
+    assert found == [(where, "backward") for where in ("experts", "exchange", "exchange", "experts")]
