@@ -103,6 +103,15 @@ def scoreboard(suite: Suite, folder: RunFolder | None = None) -> list[Score]:
     return list(scores)
 
 
+def asked_for(scores: Iterable[Score], folder: RunFolder) -> tuple[list[Score], str]:
+    """Of a run of some experiments the scores of those, and in words how many others there are; else all of them."""
+    scores, wanted = list(scores), folder.filters.experiments
+    kept = [one for one in scores if one.claim.experiment in wanted] if wanted else scores
+    others = len(scores) - len(kept)
+    what = "claim of another experiment is" if others == 1 else "claims of other experiments are"
+    return kept, f"{others} {what} left out: this run is of {', '.join(wanted)} alone" if others else ""
+
+
 def unscored(paper: str) -> list[Score]:
     """The scores of a paper of which no suite was run."""
     return [Score(claim, v.NOT_RUN, "no run of its suite", **_null(claim)) for claim in claims_of(paper)]

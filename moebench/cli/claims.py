@@ -22,17 +22,22 @@ if TYPE_CHECKING:
 def command(run: Path | None, suite: str | None, experiment: tuple[str, ...], as_json: bool) -> None:
     """Show claims: reported beside obtained, verdict and why.
 
-    RUN is a run folder. Without it, the newest finished run under runs/ that answers a claim counts; a quick, filtered
-    or what-if one only where no run of the whole suite does. Which runs these are stands on standard error. Claims that
-    no run answers are listed as `not run`.
+    RUN is a run folder; of a run of some experiments the claims of those are shown. Without RUN, the newest finished
+    run under runs/ that answers a claim counts; a quick, filtered or what-if one only where no run of the whole suite
+    does. Which runs these are stands on standard error. Claims that no run answers are listed as `not run`.
     """
     from moebench.cli.score_table import print_scores
     from moebench.cli.tables import print_json
 
     shown = of_experiments([of_run(run, suite)] if run else of_newest(suite), experiment)
+    others = ""
+    if run and not experiment:
+        shown, others = _asked_for(*shown)
     for folder in dict.fromkeys(folder for folder, scores in shown if scores or run):
         if folder is not None:
             click.echo(described(folder), err=True)
+    if others:
+        click.echo(others, err=True)
     scores = [score for _, scores in shown for score in scores]
     if as_json:
         print_json(
@@ -46,6 +51,16 @@ def command(run: Path | None, suite: str | None, experiment: tuple[str, ...], as
         print_scores(scores)
     else:
         click.echo("no claims: this suite reproduces no paper")
+
+
+def _asked_for(shown: "Shown") -> "tuple[list[Shown], str]":
+    """Of one run the claims that it was asked for, and in words how many others there are."""
+    from moebench.claims.scoreboard import asked_for
+
+    folder, scores = shown
+    assert folder is not None
+    kept, others = asked_for(scores, folder)
+    return [(folder, kept)], others
 
 
 def of_experiments(shown: "list[Shown]", wanted: Sequence[str]) -> "list[Shown]":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from moebench.claims.scoreboard import scoreboard, what_if
+from moebench.claims.scoreboard import asked_for, scoreboard, what_if
 from moebench.cli.report import write
 from moebench.cli.score_table import MOST_LISTED, print_counts, print_scores
 from moebench.cli.step_table import print_times
@@ -21,15 +21,18 @@ def conclude(job: Job) -> None:
     if changed := what_if(folder):
         click.echo(changed)
     print_times(job.cases, rows, str(folder.path))
-    scores = scoreboard(folder.suite, folder)
+    every = scoreboard(folder.suite, folder)
+    scores, others = asked_for(every, folder)
     if scores:
         click.echo()
         if len(scores) > MOST_LISTED:
             print_counts(scores, str(folder.path))
         else:
             print_scores(scores)
+    if others:
+        click.echo(others)
     is_quick = folder.filters.quick
-    written = write(folder, scores=scores, for_phones=not is_quick)
+    written = write(folder, scores=every, for_phones=not is_quick)
     click.echo(f"results: {folder.results}")
     click.echo(f"report: {written}")
     if is_quick:

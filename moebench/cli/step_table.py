@@ -1,6 +1,7 @@
 """The times of a run's cases as tables for the terminal: a line a point, a column a system, the fastest marked."""
 
 from collections.abc import Sequence
+from string import ascii_uppercase
 
 import click
 
@@ -48,14 +49,53 @@ def _print_kind(cases: Sequence[Case], rows: Sequence[Row], run: str) -> None:
         called = workload.metric.replace("_", " ")
         click.echo(f"{len(points)} points, {len(cases)} cases: `moebench explain {run}` lists their {called}s")
         return
-    columns, lines = step_times(cases, rows)
-    systems = columns[2:] if "engine" in columns else columns[1:]
-    kept = fitting(columns, lines, ("engine",), output_width())
     click.echo(f"{UNITS[workload.metric][0]} {a(workload.unit_of_work)}" + _how(rows))
-    for line in table_lines(kept, chosen(columns, lines, kept), systems):
-        click.echo(line)
+    for group in _alike(cases):
+        own = {case.name for case in group}
+        _print_table(*step_times(group, [row for row in rows if row.case in own]))
     if any(row.detail.get("mark") == CPU_BOUND for row in rows):
         click.echo(BOUND)
+
+
+def _alike(cases: Sequence[Case]) -> list[list[Case]]:
+    """The cases of experiments that have the same systems, which one table shows."""
+    experiments: dict[str, list[Case]] = {}
+    for case in cases:
+        experiments.setdefault(case.experiment, []).append(case)
+    found: dict[tuple[str, ...], list[Case]] = {}
+    for own in experiments.values():
+        found.setdefault(tuple(dict.fromkeys(case.system for case in own)), []).extend(own)
+    return list(found.values())
+
+
+def _print_table(columns: list[str], lines: list[list[str]]) -> None:
+    """A table of times; of names too long for the width, what all share stands above it, or letters stand for them."""
+    first = 1 + ("engine" in columns)
+    systems = columns[first:]
+    for above, names in (("", systems), shared_options(systems), _letters(systems)):
+        columns = [*columns[:first], *names]
+        kept = fitting(columns, lines, ("engine",), output_width())
+        told = [above] if above else []
+        told += table_lines(kept, chosen(columns, lines, kept), names)
+        if max(map(len, told)) <= output_width():
+            break
+    click.echo("\n".join(told))
+
+
+def shared_options(systems: Sequence[str]) -> tuple[str, list[str]]:
+    """What all names of systems share, in words, and what each says besides."""
+    parts = [name.split("+") for name in systems]
+    common = [part for part in parts[0] if all(part in own for own in parts)]
+    if len(systems) < 2 or not common or common[0] != parts[0][0]:
+        return "", list(systems)
+    rest = ["+".join(part for part in own if part not in common) or "nothing else" for own in parts]
+    return f"{'+'.join(common)}, with:", rest
+
+
+def _letters(systems: Sequence[str]) -> tuple[str, list[str]]:
+    """A letter, or two, for each system."""
+    names = [f"{ascii_uppercase[i % 26]}{i // 26 or ''}" for i in range(len(systems))]
+    return "\n".join(f"{name} = {system}" for name, system in zip(names, systems)), names
 
 
 def _print_supported(cases: Sequence[Case], rows: Sequence[Row]) -> None:

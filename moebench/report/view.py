@@ -9,7 +9,7 @@ from moebench import kinds
 from moebench.claims.evidence import Evidence, obtain
 from moebench.claims.query import Obtained
 from moebench.claims.scope import CantAnswer
-from moebench.claims.scoreboard import Score, scoreboard
+from moebench.claims.scoreboard import Score, asked_for, scoreboard
 from moebench.claims.verdict import NOT_RUN
 from moebench.claims.words import DEFINITIONS
 from moebench.compare.escape import plain
@@ -89,10 +89,11 @@ ONCE = (
 def page(folder: RunFolder, scores: Sequence[Score] | None = None, for_phones: bool = True) -> dict[str, Any]:
     """Everything the template needs; see `moebench.report.html.write_report`."""
     with drawing(for_phones):
-        return _page(folder, list(scoreboard(folder.suite, folder) if scores is None else scores), for_phones)
+        every = scoreboard(folder.suite, folder) if scores is None else scores
+        return _page(folder, *asked_for(every, folder), for_phones)
 
 
-def _page(folder: RunFolder, scores: list[Score], for_phones: bool) -> dict[str, Any]:
+def _page(folder: RunFolder, scores: list[Score], others: str, for_phones: bool) -> dict[str, Any]:
     suite, record = folder.suite, folder.record
     frame = printable(table(folder, *METRICS, with_samples=False))
     lines = {plain(case): span for case, span in places(folder.results).items()}
@@ -123,7 +124,7 @@ def _page(folder: RunFolder, scores: list[Score], for_phones: bool) -> dict[str,
         "created": record["created"].replace("T", " "),
         "headline": suite.title,
         "has_claims": bool(scores),
-        "lead": _lead(scores, frame, record),
+        "lead": _lead(scores, others, frame, record),
         "findings": [e.get("finding", e["answer"]) for e in experiments if e["answer"]],
         "facts": facts_text(scores),
         "scoreboard": score_table(scores, defaults),
@@ -151,14 +152,15 @@ def _page(folder: RunFolder, scores: list[Score], for_phones: bool) -> dict[str,
     }
 
 
-def _lead(scores: list[Score], frame: Any, record: dict) -> list[str]:
+def _lead(scores: list[Score], others: str, frame: Any, record: dict) -> list[str]:
     """What came out, in two sentences, and what did not come out at all."""
     cases = frame["case"].nunique()
     state = "" if record["finished"] else f" This run is unfinished: {cases} of {record['cases']} cases."
     bad = frame[frame["status"].isin(["wrong", "failed"])]
     reasons = bad.groupby("system", observed=True)["reason"].first().items()
     trouble = [f"{name} has no number: {reason}." for name, reason in reasons]
-    return [f"{score_sentence(scores)} {cases:,} cases.{state}", *trouble]
+    told = f" {others}." if others else ""
+    return [f"{score_sentence(scores)}{told} {cases:,} cases.{state}", *trouble]
 
 
 def _obtained(folder: RunFolder, scores: list[Score]) -> dict[str, Obtained]:

@@ -32,7 +32,7 @@ def test_rows_with_gaps_and_narrow_dtypes():
 
 
 def test_is_one_operator_each_way_with_its_floor_as_cost():
-    """CPU and meta run the same; rows move once, with 4 bytes a row; the backward's programs write and read a sum each."""
+    """CPU and meta run the same; rows move once, with 4 bytes a row; the backward's programs have a sum each."""
     assert_same_operators(rms_norm, random(5, 4), random(4))
     x, w, inverse = torch.empty(8, 16), torch.empty(16), torch.empty(8)
     cost = declared_cost("moebench::rms_norm")((x, inverse), x, w, 1e-6)

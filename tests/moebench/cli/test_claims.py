@@ -61,6 +61,20 @@ def test_claims_of_one_experiment(moebench, run):
     assert "gates" in said.err
 
 
+def test_a_run_of_some_experiments_counts_their_claims_alone(fake, moebench, in_folder):
+    """At its end and in the list; how many others there are is told, and they can be asked for."""
+    own = {c.id for c in claims_of("hetu") if c.experiment == "topk-kernel"}
+    others = len(claims_of("hetu")) - len(own)
+    told = f"{others} claims of other experiments are left out: this run is of topk-kernel alone"
+    said = moebench("run", "--suite", "hetu", "--experiment", "topk-kernel", "--out", "narrow")
+    assert told in said.out
+    said = moebench("claims", "narrow", "--json")
+    assert {entry["id"] for entry in json.loads(said.out)} == own != set()
+    assert told in said.err
+    found = json.loads(moebench("claims", "narrow", "--experiment", "gates", "--json").out)
+    assert {entry["verdict"] for entry in found} == {"not run"}
+
+
 def test_many_claims_are_counted_by_experiment(run, capsys):
     """A line an experiment, a column a verdict, and where to read on."""
     scores = scoreboard(load_suite("hetu"), RunFolder.open(run))

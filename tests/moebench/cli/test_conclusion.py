@@ -59,6 +59,34 @@ def test_what_does_not_count_is_explained(cases, capsys):
     assert capsys.readouterr().out.count(BOUND) == 1
 
 
+def test_names_too_long_for_the_width_are_told_above(cases, capsys, monkeypatch):
+    """What all share once; letters where that is not enough; a width that takes the names keeps them."""
+    named = {"reference": "keep=all", "deepspeed": "attention=tp+keep=all", "hetumoe": "attention=sp+keep=all"}
+    own = [replace(case, system=f"a-system+{named[case.system]}") for case in cases if case.system in named]
+    shown = {}
+    for width in (120, 90, 50):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_times(own, rows(own), "runs/x")
+        _, *shown[width] = capsys.readouterr().out.splitlines()
+    assert shown[120][0].split()[1:] == [f"a-system+{options}" for options in named.values()]
+    assert shown[90][0] == "a-system+keep=all, with:"
+    assert shown[90][1].split()[1:] == ["nothing", "else", "attention=tp", "attention=sp"]
+    assert shown[50][:3] == [f"{letter} = a-system+{options}" for letter, options in zip("ABC", named.values())]
+    assert shown[50][3].split() == ["point", "A", "B", "C"]
+    assert all([line[:5] for line in lines[-2:]] == ["tiny/"] * 2 for lines in shown.values())
+
+
+def test_experiments_of_other_systems_have_tables_of_their_own(cases, capsys):
+    """No empty columns; those of the same systems share one."""
+    few = [replace(case, experiment="few") for case in cases if case.system in ("reference", "hetumoe")]
+    more = [replace(case, experiment="more") for case in cases]
+    every = [*cases, *few, *more]
+    print_times(every, rows(every), "runs/x")
+    headings = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("point")]
+    assert headings == [["point", "reference", "deepspeed", "deepspeed_sparse", "hetumoe"],
+                        ["point", "reference", "hetumoe"]]  # fmt: skip
+
+
 def test_engines_and_regimes_are_kept_apart(cases):
     """Simulated and measured, cold and hot: lines of their own."""
     found = rows(cases[:4])
