@@ -26,12 +26,21 @@ _active = local()
 def current_region() -> str | None:
     """The innermost open region of this thread, or None."""
     stack = getattr(_active, "stack", None)
-    return stack[-1] if stack else None
+    return stack[-1][0] if stack else None
+
+
+def is_backward_region() -> bool:
+    """Whether the innermost open region of this thread says that it belongs to the backward."""
+    stack = getattr(_active, "stack", None)
+    return stack[-1][1] if stack else False
 
 
 @contextmanager
-def region(name: str) -> Iterator[None]:
+def region(name: str, is_backward: bool = False) -> Iterator[None]:
     """Attribute the operators of the `with` block, and their backward operators, to part `name` of the step.
+
+    Args:
+        is_backward: the block is part of the backward, which autograd does not run.
 
     Raises:
         ValueError: `name` is not one of `REGIONS`.
@@ -40,7 +49,7 @@ def region(name: str) -> Iterator[None]:
         raise ValueError(f"unknown region {name!r}; choose one of {', '.join(REGIONS)}")
     if not hasattr(_active, "stack"):
         _active.stack = []
-    _active.stack.append(name)
+    _active.stack.append((name, is_backward))
     try:
         yield
     finally:

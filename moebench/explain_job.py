@@ -16,7 +16,8 @@ from moebench.plan_jobs import job_of
 from moebench.sim.job import JobTime, PartTime, composed, memory
 from moebench.sim.recorded import RecordedCase
 from moebench.systems.pipeline import FORWARD as FORWARD_WORK
-from moebench.trace.job import BACKWARD, CLOSING, FORWARD, traced
+from moebench.systems.pipeline import Work
+from moebench.trace.job import CLOSING, traced
 
 PIPELINE = "pipeline"  # region of a stage's waits
 NEW_PARAMETERS = "wait for new parameters"
@@ -60,15 +61,12 @@ def _composed(recorded: RecordedCase) -> JobTime:
 
 def _operators(found: JobTime) -> list[OperatorPart]:
     """The operators of the stage that computes longest over a step, and its waits as operators of their own."""
-    count, at = found.trace.spread.microbatches, found.slowest
     sums: dict[tuple[str, str, str], OperatorPart] = {}
-    for role in found.roles:
-        parts = found.stages[role].parts
-        for name, times in ((FORWARD, count), (BACKWARD, count - 1), (CLOSING, 1)):
-            for one in _of_part(parts[name]):
-                sums[one.key] = _added(sums.get(one.key), _times(one, times))
-    busy_s = found.timeline.busy_s[at][0]
-    steady_s = count * sum(found.stages[role].of_microbatch("time_s")[0] for role in found.roles)
+    for part, count in found.work(ends=(CLOSING,)):
+        for one in _of_part(part):
+            sums[one.key] = _added(sums.get(one.key), _times(one, count))
+    busy_s = found.timeline.busy_s[found.slowest][0]
+    steady_s = sum(count * part.time_s[0] for part, count in found.work())
     waits = {NEW_PARAMETERS: float(busy_s - steady_s)}
     whole_s = sum(one.time_s for one in sums.values()) + waits[NEW_PARAMETERS]
     waits[OTHER_STAGES] = max(0.0, float(found.timeline.time_s[0]) - whole_s)
@@ -122,12 +120,20 @@ def _stage_names(found: JobTime) -> Iterable[dict[str, Any]]:
 def _slices(found: JobTime) -> Iterator[dict[str, Any]]:
     ends = zip(found.timeline.spans, found.timeline.free_s, found.timeline.ends_s)
     for place, (spans, free_s, end_s) in enumerate(ends):
-        for work, start, end in spans:
-            arguments = {"micro-batch": work.microbatch, "chunk": work.chunk}
-            letter = "F" if work.direction == FORWARD_WORK else "B"
-            yield _slice(place, f"{letter}{work.microbatch}", work.direction, start, end, arguments)
+        for piece, start, end in spans:
+            arguments = {f"chunk of {_short(work)}": work.chunk for work in piece}
+            name, kind = (" ".join(map(of, piece)) for of in (_short, _direction))
+            yield _slice(place, name, kind, start, end, arguments)
         if end_s[0] > free_s[0]:
             yield _slice(place, "sums and update", "step end", free_s, end_s, {})
+
+
+def _short(work: Work) -> str:
+    return f"{'F' if work.direction == FORWARD_WORK else 'B'}{work.microbatch}"
+
+
+def _direction(work: Work) -> str:
+    return work.direction
 
 
 def _slice(

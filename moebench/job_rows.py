@@ -10,7 +10,7 @@ from moebench.plan_jobs import job_of
 from moebench.results.rows import Row, row_of
 from moebench.sim.job import JobTime, StageMemory, composed, memory
 from moebench.sim.rows import interval
-from moebench.trace.job import traced
+from moebench.trace.job import CLOSING, OPENING, traced
 from moebench.workloads.machine import Hardware, Topology
 from moebench.workloads.models.mfu import flops_per_token
 
@@ -95,12 +95,9 @@ def _times(case: Case, topology: Topology, found: JobTime, fits: np.ndarray) -> 
 def _regions(case: Case, hardware: str, found: JobTime) -> list[Row]:
     """Where the slowest stage's own time goes, by region and phase, over a step; exposed communication with it."""
     sums: dict[tuple[str, str], float] = {}
-    count = found.trace.spread.microbatches
-    for role in found.roles:
-        for name, part in found.stages[role].parts.items():
-            times = count - 1 if name in ("forward", "backward") else 1
-            for key, time_s in part.replay.region_time_s.items():
-                sums[key] = sums.get(key, 0.0) + times * float(time_s[0])
+    for part, count in found.work(ends=(OPENING, CLOSING)):
+        for key, time_s in part.replay.region_time_s.items():
+            sums[key] = sums.get(key, 0.0) + count * float(time_s[0])
     return [
         row_of(case, hardware, "region_time", "s", time_s, detail={"region": region, "phase": phase})
         for (region, phase), time_s in sorted(sums.items())

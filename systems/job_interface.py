@@ -7,7 +7,7 @@ i of stage k in replica r is (r p + k) n + i. Schedules and transfers between st
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,12 +27,14 @@ class Spread:
         replicas: d, of the pipeline.
         sharing: ranks that share a micro-batch; n where all of a stage do.
         microbatches: m, of each pipeline in a step.
+        is_combined: the forward of one micro-batch runs beside the backward of another, see `CombinedStage`.
     """
 
     ranks: int
     replicas: int
     sharing: int
     microbatches: int
+    is_combined: bool = False
 
     def sequences(self, micro_batch: int) -> int:
         """That pass a stage at once: the micro-batches of all its ranks."""
@@ -144,6 +146,24 @@ class JobStage(Protocol):
         """What this rank holds, by the same names."""
 
 
+class CombinedStage(JobStage, Protocol):
+    """One that can run the forward of a micro-batch and the backward of another as one."""
+
+    def forward_beside_backward(
+        self,
+        x: Tensor,
+        labels: Tensor | None,
+        behind: Any,
+        out: tuple[Tensor, Tensor],
+        gradient: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`forward(x, labels)`, and beside it `behind.backward(out, gradient)`; of a step neither first nor last.
+
+        Args:
+            behind: this one, or another stage of the same kind on this rank.
+        """
+
+
 @runtime_checkable
 class JobSystem(Protocol):
     """A way to train a decoder on many ranks.
@@ -160,6 +180,9 @@ class JobSystem(Protocol):
 
     def spread(self, layout: JobLayout) -> Spread | str:
         """How many ranks share what; or why the numbers do not go, naming keys and numbers."""
+
+    def on_few(self, ranks: int, node_ranks: int) -> "JobSystem":
+        """The same with a layer shared among no more ranks than there are, as a check has them."""
 
     def settings(self, model: DecoderModel, node_ranks: int) -> Sequence[str]:
         """Names of this system with the options that a planner tries for a model on nodes of so many ranks."""

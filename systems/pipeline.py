@@ -4,9 +4,13 @@ p stages (ranks of the pipeline), v model chunks of each, m micro-batches. Virtu
 micro-batch goes forward through k = 0 .. p v - 1 and backward through them in reverse. Nothing is run here: an order of
 work for every stage, and when each piece of it begins and ends. The cost of composing is p v m, whatever else a job
 replicates. Times may be arrays: the orders do not depend on them, so that all draws are composed at once.
+
+Combined, a stage runs the forward of one micro-batch and the backward of another as one piece of work between filling
+and draining the pipeline, and one more forward comes before, so that neither needs the other (Megatron-LM's combined
+1F1B, `get_pp_rank_microbatches`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
@@ -45,6 +49,10 @@ class StageCost:
     closing_s: Seconds | None = None
 
 
+Piece = tuple[Work, ...]  # what a stage does at a time
+Span = tuple[Piece, Seconds, Seconds]
+
+
 @dataclass(frozen=True)
 class Timeline:
     """When the work of a step is done.
@@ -53,14 +61,14 @@ class Timeline:
         time_s: from the first start to the last end.
         busy_s: of each stage, computing micro-batches.
         kept_bytes: the most that each stage keeps at once.
-        spans: of each stage, its work in order with start and end.
+        spans: of each stage, its pieces of work in order with start and end; two are in a piece that is combined.
         free_s: of each stage, the end of its last backward; ends_s: of what follows that too.
     """
 
     time_s: Seconds
     busy_s: tuple[Seconds, ...]
     kept_bytes: tuple[float, ...]
-    spans: tuple[tuple[tuple[Work, Seconds, Seconds], ...], ...]
+    spans: tuple[tuple["Span", ...], ...]
     free_s: tuple[Seconds, ...]
     ends_s: tuple[Seconds, ...]
 
@@ -83,7 +91,7 @@ def problem(stages: int, microbatches: int, chunks: int = 1) -> str | None:
     return None
 
 
-def schedule(stages: int, microbatches: int, chunks: int = 1) -> list[list[Work]]:
+def schedule(stages: int, microbatches: int, chunks: int = 1, combined: bool = False) -> list[list[Piece]]:
     """The order of work of every stage: forwards until its pipeline is full, then one of each, then backwards.
 
     Raises:
@@ -92,7 +100,7 @@ def schedule(stages: int, microbatches: int, chunks: int = 1) -> list[list[Work]
     reason = problem(stages, microbatches, chunks)
     if reason is not None:
         raise ValueError(reason)
-    return [_order(stage, stages, microbatches, chunks) for stage in range(stages)]
+    return [_order(stage, stages, microbatches, chunks, combined) for stage in range(stages)]
 
 
 def most_at_once(stages: int, microbatches: int, chunks: int = 1) -> int:
@@ -105,9 +113,9 @@ def _warm_up(stage: int, stages: int, chunks: int) -> int:
     return stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
 
 
-def _order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Work]:
+def _order(stage: int, stages: int, microbatches: int, chunks: int, combined: bool) -> list[Piece]:
     total = microbatches * chunks
-    first = min(_warm_up(stage, stages, chunks), total)
+    first = min(_warm_up(stage, stages, chunks) + combined, total)
 
     def work(direction: str, place: int) -> Work:
         """Stages take p micro-batches through one chunk, then the same through the next chunk, then the next p."""
@@ -116,14 +124,20 @@ def _order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Work
         microbatch += turn * stages
         return Work(direction, microbatch, chunk if direction == FORWARD else chunks - 1 - chunk)
 
-    order = [work(FORWARD, place) for place in range(first)]
+    order: list[Piece] = [(work(FORWARD, place),) for place in range(first)]
     for place in range(total - first):
-        order += [work(FORWARD, first + place), work(BACKWARD, place)]
-    return order + [work(BACKWARD, place) for place in range(total - first, total)]
+        pair = work(FORWARD, first + place), work(BACKWARD, place)
+        order += [pair] if combined else [pair[:1], pair[1:]]
+    return order + [(work(BACKWARD, place),) for place in range(total - first, total)]
 
 
 def compose(
-    costs: Sequence[StageCost], stages: int, microbatches: int, chunks: int = 1, transfer_s: Seconds = 0.0
+    costs: Sequence[StageCost],
+    stages: int,
+    microbatches: int,
+    chunks: int = 1,
+    transfer_s: Seconds = 0.0,
+    pairs: Mapping[tuple[int, int], Seconds] | None = None,
 ) -> Timeline:
     """The step's timeline: work begins when its stage is free and what it needs has come.
 
@@ -132,14 +146,15 @@ def compose(
     Args:
         costs: of the p v virtual stages, in the order of the model.
         transfer_s: until what a stage made is at the next one; the stages go on meanwhile.
+        pairs: of a combined schedule: how long the forward of one virtual stage takes with the backward of another.
 
     Raises:
         ValueError: as `problem`; as many costs as virtual stages.
     """
-    orders = schedule(stages, microbatches, chunks)
+    orders = schedule(stages, microbatches, chunks, pairs is not None)
     if len(costs) != stages * chunks:
         raise ValueError(f"{len(costs)} costs for stages = {stages} with chunks = {chunks} each")
-    progress = _Progress(costs, stages, microbatches, transfer_s)
+    progress = _Progress(costs, stages, microbatches, transfer_s, pairs or {})
     places = [0] * stages
     waiting = True
     while waiting:
@@ -159,35 +174,54 @@ def compose(
 class _Progress:
     """What has been done so far, and when."""
 
-    def __init__(self, costs: Sequence[StageCost], stages: int, microbatches: int, transfer_s: Seconds) -> None:
+    def __init__(
+        self,
+        costs: Sequence[StageCost],
+        stages: int,
+        microbatches: int,
+        transfer_s: Seconds,
+        pairs: Mapping[tuple[int, int], Seconds],
+    ) -> None:
         self.costs, self.stages, self.last, self.transfer_s = costs, stages, microbatches - 1, transfer_s
+        self.pairs = pairs
         some = costs[0].forward_s + costs[0].backward_s + transfer_s
         zero = np.zeros_like(some) if isinstance(some, np.ndarray) else 0.0
         self.zero = zero
         self.later: Callable[[Seconds, Seconds], Seconds] = np.maximum if isinstance(some, np.ndarray) else max
         self.ends: dict[tuple[str, int, int], Seconds] = {}
-        self.spans: list[list[tuple[Work, Seconds, Seconds]]] = [[] for _ in range(stages)]
+        self.spans: list[list[Span]] = [[] for _ in range(stages)]
         self.free: list[Seconds] = [zero] * stages
         self.tails: list[Seconds] = [zero] * stages
 
-    def does(self, stage: int, work: Work) -> bool:
-        """The stage's next work, if what it needs has come."""
-        virtual = work.chunk * self.stages + stage
-        ready = self._ready(work, virtual)
-        if ready is None:
+    def does(self, stage: int, piece: Piece) -> bool:
+        """The stage's next piece of work, if what it needs has come."""
+        virtual = [work.chunk * self.stages + stage for work in piece]
+        ready = [self._ready(work, at) for work, at in zip(piece, virtual)]
+        if any(one is None for one in ready):
             return False
-        start, cost = self.later(ready, self.free[stage]), self.costs[virtual]
-        if work.direction == FORWARD:
-            end = start + cost.forward_s
-            if work.microbatch == 0 and cost.opening_s is not None:
-                end = self.later(end, cost.opening_s)
-        else:
-            end = start + cost.backward_s
-            if work.microbatch == self.last:
-                self._close(stage, end, cost)
-        self.ends[work.direction, work.microbatch, virtual] = self.free[stage] = end
-        self.spans[stage].append((work, start, end))
+        start = reduce(self.later, ready, self.free[stage])
+        end = start + self._duration(piece, virtual)
+        for work, at in zip(piece, virtual):
+            end = self._done(stage, work, self.costs[at], end)
+        for work, at in zip(piece, virtual):
+            self.ends[work.direction, work.microbatch, at] = end
+        self.free[stage] = end
+        self.spans[stage].append((piece, start, end))
         return True
+
+    def _duration(self, piece: Piece, virtual: Sequence[int]) -> Seconds:
+        if len(piece) > 1:
+            return self.pairs[virtual[0], virtual[1]]
+        cost = self.costs[virtual[0]]
+        return cost.forward_s if piece[0].direction == FORWARD else cost.backward_s
+
+    def _done(self, stage: int, work: Work, cost: StageCost, end: Seconds) -> Seconds:
+        """When it ends, if it is the first or the last of its kind in the step."""
+        if work.direction == FORWARD and work.microbatch == 0 and cost.opening_s is not None:
+            return self.later(end, cost.opening_s)
+        if work.direction == BACKWARD and work.microbatch == self.last:
+            self._close(stage, end, cost)
+        return end
 
     def _close(self, stage: int, end: Seconds, cost: StageCost) -> None:
         if cost.closing_s is None:
@@ -212,9 +246,11 @@ class _Progress:
         busy, most, ends = [], [], []
         for stage, done in enumerate(self.spans):
             held = peak = 0.0
-            for work, _, _ in done:
-                kept = self.costs[work.chunk * self.stages + stage].kept_bytes
-                held += kept if work.direction == FORWARD else -kept
+            for piece, _, _ in done:
+                # Of a pair, one grows layer by layer as the other goes.
+                for work in reversed(piece):
+                    kept = self.costs[work.chunk * self.stages + stage].kept_bytes
+                    held += kept if work.direction == FORWARD else -kept
                 peak = max(peak, held)
             busy.append(sum((end - start for _, start, end in done), self.zero))
             most.append(peak)

@@ -51,8 +51,9 @@ class JobExperimentFile(Described):
 
     `plain`: of the models the sizes alone, in layers that are all alike.
     `clusters`: what the paper calls a node type. `called`: what it calls a system -> systems, the fastest of which
-    counts. `variants`: key of a claim's scope -> word -> system, for claims about one system in several settings.
-    `normalised_to`: the system that normalised values are relative to.
+    counts. `today`: a baseline -> what has become of it since, said beside verdicts. `variants`: key of a claim's scope
+    -> word -> system, for claims about one system in several settings. `normalised_to`: the system that normalised
+    values are relative to.
     """
 
     kind: Literal["job"]
@@ -66,6 +67,7 @@ class JobExperimentFile(Described):
     plain: bool = False
     clusters: dict[Name, Name] = Field(default_factory=dict)
     called: dict[Name, Annotated[list[SystemName], Field(min_length=1)]] = Field(default_factory=dict)
+    today: dict[Name, Annotated[list[SystemName], Field(min_length=1)]] = Field(default_factory=dict)
     variants: dict[Name, dict[Text, SystemName]] = Field(default_factory=dict)
     normalised_to: SystemName | None = None
     figure: JobFigureFile | None = None
@@ -96,7 +98,7 @@ class JobExperimentFile(Described):
         for node_type in self.clusters.values():
             if node_type not in self.node_types:
                 raise fault(one_of("node type of clusters", node_type, self.node_types))
-        named = [(word, system) for word, own in self.called.items() for system in own]
+        named = [(word, system) for of in (self.called, self.today) for word, own in of.items() for system in own]
         named += [pair for own in self.variants.values() for pair in own.items()]
         named += [("normalised_to", self.normalised_to)] if self.normalised_to is not None else []
         for word, system in named:

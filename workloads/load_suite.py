@@ -302,6 +302,7 @@ def _job_experiment(model: JobExperimentFile, file: TomlFile, index: int) -> Job
         plain=model.plain,
         clusters=dict(model.clusters),
         called={name: tuple(own) for name, own in model.called.items()},
+        today={name: tuple(own) for name, own in model.today.items()},
         variants={key: dict(words) for key, words in model.variants.items()},
         normalised_to=model.normalised_to or "",
     )

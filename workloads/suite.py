@@ -222,6 +222,7 @@ class JobExperiment(Experiment):
         plain: whether only the sizes of the models count, in layers that are all alike.
         clusters: what the paper calls a node type; one that it does not name, but the first, is an assumption.
         called: what it calls a system -> systems, the fastest of which counts.
+        today: what it calls a baseline -> systems that this has become since; the paper did not compare with them.
         variants: key of a claim's scope -> word -> system.
         normalised_to: the system that normalised values are relative to; empty for none.
     """
@@ -233,6 +234,7 @@ class JobExperiment(Experiment):
     plain: bool = False
     clusters: Mapping[str, str] = field(default_factory=dict)
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    today: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     normalised_to: str = ""
     kind: str = "job"

@@ -13,7 +13,7 @@ All ranks of a group must start the same collectives in the same order. Sums are
 rank exchanges nothing: `wait` returns the very tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -126,6 +126,18 @@ class Pending:
         self._tensor: Tensor | None = tensor
         self._collective = collective
         self._link = link
+
+    def through(self, carry: Callable[[Tensor], Tensor]) -> "Pending":
+        """The same collective, whose gradient passes what `carry` does; where it needs none, as it is.
+
+        Args:
+            carry: given what carries the gradient back, whose values say nothing.
+        """
+        if self._tensor is not None and self._collective is None:
+            self._tensor = carry(self._tensor) if self._tensor.requires_grad else self._tensor
+        elif self._link is not None:
+            self._link = carry(self._link)
+        return self
 
     def wait(self) -> Tensor:
         """The result, once it is there; on a GPU, once the current stream may read it.

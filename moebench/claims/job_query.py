@@ -131,7 +131,30 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
             found.append(condition)
     if not found or not found[0].assumption.is_default:
         raise CantAnswer("none of its cases under the default reading was run")
-    return Obtained(tables.engine, tuple(found), len(distinct), len(next(iter(distinct))[0]), lacking)
+    defaults = next(iter(distinct))[0]
+    detail = _against_today(claim, experiment, defaults, tables)
+    return Obtained(tables.engine, tuple(found), len(distinct), len(defaults), lacking, detail)
+
+
+def _against_today(claim: Claim, experiment: JobExperiment, points: Sequence[Point], table: _Table) -> str:
+    """The claim's speedup over what its baseline has become since, on the nominal machine of the default reading."""
+    systems = experiment.today.get(claim.baseline, ())
+    if claim.metric not in SPEEDUPS or not systems:
+        return ""
+    table.instead = {}
+    told = []
+    for point in points:
+        try:
+            ours, rival = (table.best(point, of) for of in (_systems(experiment, claim.system, claim.scope), systems))
+        except CantAnswer:
+            continue
+        rows = [table.row(point, name) for name in (ours, rival) if name is not None]
+        if len(rows) == 2 and all(row is not None and row.value for row in rows):
+            told.append((rows[1].value / rows[0].value, rival))  # type: ignore[union-attr, operator]
+    if not told:
+        return ""
+    value, rival = max(told)
+    return f"over what {claim.baseline} is today {value:.3g}x, {rival}"
 
 
 def _tables(evidence: Evidence, experiment: JobExperiment) -> _Table:

@@ -77,6 +77,9 @@ def label_of(system: str, layout: JobLayout) -> str:
     return f"{system} pp{layout.stages}{chunks} mb{layout.micro_batch}"
 
 
+NOT_COMBINED = "a search does not price the forward of one micro-batch beside the backward of another; a suite does"
+
+
 @dataclass(frozen=True)
 class Setting:
     """One way to lay the job out."""
@@ -120,6 +123,9 @@ def _of_stages(question: Question, system: JobSystem, stages: int) -> Iterator[S
             if reason is None:
                 spread = system.spread(layout)
                 assert isinstance(spread, Spread)
+                if spread.is_combined:
+                    yield Refused(system.name, layout, NOT_COMBINED)
+                    return
                 yield Setting(system.name, layout, spread)
             elif reason not in told:
                 told.add(reason)

@@ -5,9 +5,11 @@ draws at once. All stages run the same at the same time, so that links are share
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 
@@ -16,8 +18,9 @@ from moebench.sim.catalogue import Catalogue
 from moebench.sim.cost import Machine, op_costs
 from moebench.sim.network import collective_time_s
 from moebench.sim.replay import Replay, replay
+from moebench.systems.pipeline import FORWARD as FORWARD_WORK
 from moebench.systems.pipeline import StageCost, Timeline, compose
-from moebench.trace.job import BACKWARD, CLOSING, FORWARD, OPENING, PARTS, JobTrace, StageTrace
+from moebench.trace.job import BACKWARD, CLOSING, COMBINED, FORWARD, OPENING, PARTS, JobTrace
 from moebench.workloads.job import JobLayout
 from moebench.workloads.machine import Topology
 
@@ -67,7 +70,7 @@ class JobTime:
     """A step of a job.
 
     Attributes:
-        stages: the distinct ones, as `JobTrace.stages`.
+        stages: the distinct ones, as `JobTrace.stages`; pairs: as `JobTrace.pairs`.
         transfer_s: [N] of a micro-batch's rows to the next stage.
         timeline: of the pipeline.
         slowest: which physical stage computes longest, nominally.
@@ -79,11 +82,33 @@ class JobTime:
     transfer_s: np.ndarray
     timeline: Timeline
     slowest: int
+    pairs: Mapping[tuple[int, int], PartTime] = field(default_factory=dict)
 
     @property
     def roles(self) -> tuple[int, ...]:
         """The distinct stages that the slowest physical stage runs, one a chunk."""
         return self.trace.roles[self.slowest :: self.layout.stages]
+
+    def work(self, ends: Collection[str] = ()) -> list[tuple[PartTime, int]]:
+        """What the slowest stage runs in a step: each part, and how often.
+
+        Args:
+            ends: `opening`: first forwards are those that get new parameters; `closing`: last backwards have the sums
+                and the update with them. Else they are as all others.
+        """
+        counts: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        last = self.trace.spread.microbatches - 1
+        for piece, _, _ in self.timeline.spans[self.slowest]:
+            name, end, at = (FORWARD, OPENING, 0) if piece[0].direction == FORWARD_WORK else (BACKWARD, CLOSING, last)
+            if len(piece) > 1:
+                name = COMBINED
+            elif end in ends and piece[0].microbatch == at:
+                name = end
+            counts[name, tuple(self.roles[work.chunk] for work in piece)] += 1
+        return [(self._part(name, roles), count) for (name, roles), count in counts.items()]
+
+    def _part(self, name: str, roles: Sequence[int]) -> PartTime:
+        return self.pairs[roles[0], roles[1]] if name == COMBINED else self.stages[roles[0]].parts[name]
 
     def split(self) -> dict[str, np.ndarray]:
         """Parts of the step of the stage that computes longest, which add up to it, [N] each.
@@ -91,16 +116,19 @@ class JobTime:
         `products_s`: matrix products, attention among them. `exposed_s`: waits for collectives in flight, of the
         replicas too. `bubble_s`: waits for other stages. `rest_s`: everything else.
         """
-        count, at = self.trace.spread.microbatches, self.slowest
+        at = self.slowest
         own = [self.stages[role] for role in self.roles]
         busy_s, free_s, end_s = (
             of[at] for of in (self.timeline.busy_s, self.timeline.free_s, self.timeline.ends_s)
         )
-        steady_s = count * sum(one.of_microbatch("time_s") for one in own)
+        steady = {
+            what: sum(count * getattr(part, what) for part, count in self.work())
+            for what in ("time_s", "products_s", "exposed_s")
+        }
         synced_s = np.clip(sum(one.at_the_end("exposed_s") for one in own), 0.0, end_s - free_s)
         found = {
-            "products_s": count * sum(one.of_microbatch("products_s") for one in own),
-            "exposed_s": count * sum(one.of_microbatch("exposed_s") for one in own) + synced_s + busy_s - steady_s,
+            "products_s": steady["products_s"],
+            "exposed_s": steady["exposed_s"] + synced_s + busy_s - steady["time_s"],
             "bubble_s": self.timeline.time_s - busy_s - (end_s - free_s),
         }
         return found | {"rest_s": self.timeline.time_s - sum(found.values())}
@@ -117,7 +145,11 @@ def composed(
     Raises:
         InputError: the machine lacks a parameter.
     """
-    stages = tuple(_stage_time(stage, topology, values, timelines) for stage in trace.stages)
+    draws = hashlib.sha256(b"".join(np.asarray(values[name]).tobytes() for name in sorted(values))).hexdigest()
+    where = _Where(topology, draws, values)
+    stages = tuple(
+        StageTime({part: _replayed(stage.programs[part], where, timelines) for part in PARTS}) for stage in trace.stages
+    )
     nbytes = max(stage.output_bytes for stage in trace.stages)
     transfer = transfer_s(nbytes, trace.spread.ranks, layout, topology, values)
     costs = [
@@ -130,22 +162,25 @@ def composed(
         )
         for role in trace.roles
     ]
-    timeline = compose(costs, layout.stages, trace.spread.microbatches, layout.chunks, transfer)
+    pairs = {roles: _replayed(pair.programs, where, timelines) for roles, pair in trace.pairs.items()}
+    both_s = {
+        (ahead, behind): pairs[role, other].time_s
+        for (ahead, role), (behind, other) in product(enumerate(trace.roles), repeat=2)
+        if (role, other) in pairs
+    }
+    timeline = compose(
+        costs, layout.stages, trace.spread.microbatches, layout.chunks, transfer, both_s if pairs else None
+    )
     steady = [float(stage.of_microbatch("time_s")[0]) for stage in stages]
     work = [sum(steady[role] for role in trace.roles[place :: layout.stages]) for place in range(layout.stages)]
-    return JobTime(trace, layout, stages, transfer, timeline, work.index(max(work)))
+    return JobTime(trace, layout, stages, transfer, timeline, work.index(max(work)), pairs)
 
 
-def _stage_time(stage: StageTrace, topology: Topology, values: Values, timelines: bool) -> StageTime:
-    draws = hashlib.sha256(b"".join(np.asarray(values[name]).tobytes() for name in sorted(values))).hexdigest()
-    found = {}
-    for part in PARTS:
-        programs = stage.programs[part]
-        # A micro-batch is traced on one replica of the pipeline: it takes as long on any number of them.
-        nodes = -(-programs[0].world // topology.gpus_per_node)
-        where = _Where(replace(topology, nodes=nodes), draws, values)
-        found[part] = _part_time(_Programs(programs), where, timelines)
-    return StageTime(found)
+def _replayed(programs: tuple[Program, ...], where: "_Where", timelines: bool) -> PartTime:
+    """A micro-batch is traced on one replica of the pipeline: it takes as long on any number of them."""
+    nodes = -(-programs[0].world // where.topology.gpus_per_node)
+    on_these = _Where(replace(where.topology, nodes=nodes), where.draws, where.values)
+    return _part_time(_Programs(programs), on_these, timelines)
 
 
 @dataclass(frozen=True)
@@ -244,6 +279,8 @@ def memory(found: JobTime) -> list[StageMemory]:
         own = [trace.stages[role] for role in trace.roles[place::stages]]
         held = {what: sum(getattr(one, what) for one in own) for what in ("parameters", "gradients", "states")}
         most = max(one.transient_bytes for one in own)
+        roles = set(trace.roles[place::stages])
+        most = max([most, *(pair.transient_bytes for both, pair in trace.pairs.items() if roles.issuperset(both))])
         kept = found.timeline.kept_bytes[place]
         needs.append(StageMemory(place, **held, activations=kept, transient=most))
     return needs

@@ -1,11 +1,12 @@
 """A training job as Programs: what a rank of each distinct stage runs for a micro-batch, and at the ends of a step.
 
-Stages of a pipeline differ at its ends only: at most three are traced, whatever the number of GPUs. Ranks of a stage
-differ where their experts get different shares of the tokens, or their place tells: then each of them is traced.
+Stages of a pipeline differ at its ends only: at most three are traced, whatever the number of GPUs, and where a system
+runs the forward of one micro-batch beside the backward of another, each pair of these that its schedule has. Ranks of a
+stage differ where their experts get different shares of the tokens, or their place tells: then each of them is traced.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -18,8 +19,9 @@ from moebench.kernels.collectives.outstanding import forget_described, outstandi
 from moebench.kernels.host import UnansweredRead, answering
 from moebench.plan_jobs import job_of
 from moebench.program import Op, Program
-from moebench.systems.job_interface import JobStage, JobSystem, Spread, StagePlace, problem
+from moebench.systems.job_interface import CombinedStage, JobStage, JobSystem, Spread, StagePlace, problem
 from moebench.systems.job_registry import get
+from moebench.systems.pipeline import schedule
 from moebench.trace.errors import Unsupported
 from moebench.trace.recorder import Recorder
 from moebench.workloads.dtypes import torch_dtype
@@ -28,7 +30,12 @@ from moebench.workloads.machine import Topology
 
 OPENING, FORWARD, BACKWARD, CLOSING = "opening", "forward", "backward", "closing"
 PARTS = (OPENING, FORWARD, BACKWARD, CLOSING)
+COMBINED = "combined"
 EVENLY = "every rank routes its tokens to the experts in the same shares"
+NOTES = (EVENLY,)
+
+
+Data = tuple[Tensor, Tensor | None, Tensor | None]  # input, labels, the gradient that comes back
 
 
 @dataclass(frozen=True)
@@ -59,16 +66,31 @@ class StageTrace:
 
 
 @dataclass(frozen=True)
+class PairTrace:
+    """The forward of one kind of stage beside the backward of another.
+
+    Attributes:
+        programs: one a distinct rank.
+        transient_bytes: the most beside what is held and what the larger one of both keeps.
+    """
+
+    programs: tuple[Program, ...]
+    transient_bytes: int
+
+
+@dataclass(frozen=True)
 class JobTrace:
     """A job.
 
     Attributes:
         stages: the distinct ones; roles: which of them each of the p v virtual stages is.
+        pairs: by the kinds of the forward and of the backward, where the schedule is combined.
     """
 
     spread: Spread
     stages: tuple[StageTrace, ...]
     roles: tuple[int, ...]
+    pairs: Mapping[tuple[int, int], PairTrace] = field(default_factory=dict)
 
 
 def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
@@ -77,9 +99,9 @@ def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
     Raises:
         Unsupported: as `traced`.
     """
-    return tuple(
-        program for stage in traced(case, topology).stages for part in PARTS for program in stage.programs[part]
-    )
+    found = traced(case, topology)
+    own = [program for stage in found.stages for part in PARTS for program in stage.programs[part]]
+    return (*own, *(program for pair in found.pairs.values() for program in pair.programs))
 
 
 def traced(case: Case, topology: Topology) -> JobTrace:
@@ -109,7 +131,23 @@ def traced(case: Case, topology: Topology) -> JobTrace:
         _joined(_stage(case.system, same, alone, one, False), _stage(case.system, same, like, one, True))
         for one in kinds
     )
-    return JobTrace(spread, stages, tuple(kinds.index(one) for one in ends))
+    roles = tuple(kinds.index(one) for one in ends)
+    pairs = {
+        (ahead, behind): _pair(case.system, same, alone, kinds[ahead], kinds[behind])
+        for ahead, behind in (_pairs_of(layout, spread, roles) if spread.is_combined else ())
+    }
+    return JobTrace(spread, stages, roles, pairs)
+
+
+def _pairs_of(layout: JobLayout, spread: Spread, roles: Sequence[int]) -> list[tuple[int, int]]:
+    """Which kinds of stages a combined schedule has beside each other."""
+    found = {
+        tuple(roles[work.chunk * layout.stages + stage] for work in piece)
+        for stage, order in enumerate(schedule(layout.stages, spread.microbatches, layout.chunks, combined=True))
+        for piece in order
+        if len(piece) > 1
+    }
+    return sorted(found)  # type: ignore[arg-type]
 
 
 def _joined(steady: StageTrace, ends: StageTrace) -> StageTrace:
@@ -137,6 +175,32 @@ def _stage(name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool
     finally:
         forget_described(before)
     return _together(seen, spread.ranks, layout.world)
+
+
+@lru_cache(maxsize=64)
+def _pair(
+    name: str, workload: JobWorkload, layout: JobLayout, ahead: tuple[bool, bool], behind: tuple[bool, bool]
+) -> PairTrace:
+    """The forward of one kind of stage beside the backward of another, in the midst of a step."""
+    system = get(name)
+    spread = system.spread(layout)
+    assert isinstance(spread, Spread)
+    alone = [_stage(name, workload, layout, ends, False) for ends in (ahead, behind)]
+    before = outstanding()
+    try:
+        tracers = [RankTracer(system, workload, layout, spread, ends, False) for ends in (ahead, behind)]
+        count = max(len(one.programs[FORWARD]) for one in alone)
+        seen = [tracers[0].beside(tracers[1], place) for place in range(count)]
+    except UnansweredRead as error:
+        raise Unsupported(str(error)) from error
+    finally:
+        forget_described(before)
+    programs = tuple(
+        Program(ops, place, layout.world, _covered(place, count, spread.ranks, layout.world), 0, peak, NOTES)
+        for place, (ops, peak) in enumerate(seen)
+    )
+    most = max(peak for _, peak in seen) - max(one.kept_bytes for one in alone)
+    return PairTrace(programs, max(0, most))
 
 
 @dataclass(frozen=True)
@@ -188,6 +252,16 @@ class RankTracer:
         held = (*held_bytes(stage), found.kept_bytes, found.transient_bytes)
         return Seen(found.ops, StageTrace({}, *held, output_bytes=found.output_bytes), sum(held))
 
+    def beside(self, behind: "RankTracer", index: int) -> tuple[tuple[Op, ...], int]:
+        """Rank `index`: a forward here beside a backward of another stage; the most bytes beside what is held."""
+        stages = [one.built(index) for one in (self, behind)]
+        decoder, layout = self.workload.decoder, self.layout
+        shares = [float(expert + 1) ** -self.workload.skew for expert in range(decoder.shape.experts)]
+        batch = self.spread.sequences(layout.micro_batch)
+        data = [one._data(stage, batch) for one, stage in zip((self, behind), stages)]
+        with answering(self.system.reads(decoder, layout, shares, index)):
+            return _recorded_pair(*stages, *data)  # type: ignore[arg-type]
+
     def built(self, index: int, layers: int = 0) -> JobStage:
         """The stage as a rank has it, on meta."""
         return self.system.stage(self.workload.decoder, self.layout, self._place(index, layers))
@@ -207,7 +281,7 @@ class RankTracer:
             dtype=torch_dtype(self.workload.dtype),
         )
 
-    def _data(self, stage: JobStage, batch: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _data(self, stage: JobStage, batch: int) -> Data:
         """Input, labels and the gradient that comes back; on meta."""
         is_first, is_last = self.ends
         ids = torch.empty(self.workload.decoder.sequence, batch, dtype=torch.int64, device="meta")
@@ -232,9 +306,7 @@ class _Recorded:
     output_bytes: int
 
 
-def _recorded(
-    stage: JobStage, data: tuple[Tensor, Tensor | None, Tensor | None], is_end: bool
-) -> _Recorded:
+def _recorded(stage: JobStage, data: Data, is_end: bool) -> _Recorded:
     """One micro-batch; at the end of a step its sums and update, and the first forward of the next one, before which
     parameters are elsewhere."""
     x, labels, gradient = data
@@ -263,6 +335,21 @@ def _recorded(
     return _Recorded(parts, kept, max(0, transient), output_bytes)
 
 
+def _recorded_pair(
+    ahead: CombinedStage, behind: CombinedStage, data: Data, data_behind: Data
+) -> tuple[tuple[Op, ...], int]:
+    """A forward beside a backward, whose own forward came before; the most bytes beside what is held."""
+    (x, labels, _), (x_behind, labels_behind, gradient) = data, data_behind
+    given = [one for one in (*data, *data_behind) if one is not None]
+    held = [one for stage in (ahead, behind) for one in (*stage.parameters, *stage.gradients, *stage.states)]
+    recorder = Recorder([*held, *given])
+    with recorder:
+        before = behind.forward(x_behind, labels_behind)
+        begin = len(recorder.ops)
+        ahead.forward_beside_backward(x, labels, behind, before, gradient)
+    return _from(recorder.ops[begin:], begin), recorder.peak_bytes - sum(one.nbytes for one in held)
+
+
 def _from(ops: Sequence[Op], begin: int) -> tuple[Op, ...]:
     """A stretch of a program as one of its own: nothing in it waits for what came before."""
     if not begin:
@@ -272,14 +359,17 @@ def _from(ops: Sequence[Op], begin: int) -> tuple[Op, ...]:
     )
 
 
+def _covered(place: int, count: int, ranks: int, world: int) -> range:
+    """The ranks that a stage's program at a place stands for, of `count` distinct ones."""
+    return range(world) if count == 1 else range(place, world, ranks)
+
+
 def _together(seen: dict[int, Seen], ranks: int, world: int) -> StageTrace:
     """The programs of all ranks of a stage, and the memory of the fullest one."""
     fullest = max(seen.values(), key=lambda one: one.peak_bytes).trace
-    notes = (EVENLY,)
-
     def program(place: int, one: Seen, part: str) -> Program:
-        covered = range(world) if len(seen) == 1 else range(place, world, ranks)
-        return Program(one.ops[part], place, world, covered, fullest.held_bytes, one.peak_bytes, notes)
+        covered = _covered(place, len(seen), ranks, world)
+        return Program(one.ops[part], place, world, covered, fullest.held_bytes, one.peak_bytes, NOTES)
 
     parts = next(iter(seen.values())).ops
     programs = {part: tuple(program(place, one, part) for place, one in sorted(seen.items())) for part in parts}

@@ -11,7 +11,7 @@ from types import FrameType
 
 import torch
 
-from moebench.kernels.region import current_region
+from moebench.kernels.region import current_region, is_backward_region
 from moebench.program import BACKWARD, FORWARD, OPTIMIZER
 from moebench.trace.errors import UnattributedOperator
 
@@ -47,7 +47,7 @@ class Attribution:
             self._remember(region)
             if region == "optimizer":
                 return region, OPTIMIZER
-            return region, BACKWARD if region == "grad-sync" else FORWARD
+            return region, BACKWARD if region == "grad-sync" or is_backward_region() else FORWARD
         # What is recomputed makes nodes of its own, those of autograd Functions with gradients off.
         makes_nodes = region is not None or torch.is_grad_enabled()
         if region is None:

@@ -117,6 +117,10 @@ class MegaScale:
             return f"global_batch = {layout.global_batch} is not a multiple of {parts}"
         return Spread(ranks, replicas, ranks, layout.global_batch // together)
 
+    def on_few(self, ranks: int, node_ranks: int) -> "MegaScale":
+        """The same: a layer's ranks are never more than a node's."""
+        return self
+
     def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
         """Names with the options that are worth trying: ranks of a layer, strategies, overlap, what is kept."""
         listed = [("sp", "ep-ag", "intra"), *(("sp", by, "inter") for by in EXPERTS)]

@@ -101,6 +101,10 @@ class TrainedStage:
         """One micro-batch."""
         if is_first:
             self._start_gathers()
+        return self.run(x, labels)
+
+    def run(self, x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A micro-batch through the stage."""
         return self.stage(x, labels)
 
     def _start_gathers(self) -> None:
@@ -122,14 +126,22 @@ class TrainedStage:
     def backward(self, out: tuple[Tensor, Tensor], gradient: Tensor | None = None, is_last: bool = False) -> None:
         """The same micro-batch back."""
         self._is_last = is_last
+        self.run_back(out, gradient)
+        self.end_back()
+
+    def run_back(self, out: tuple[Tensor, Tensor], gradient: Tensor | None) -> None:
+        """A micro-batch back."""
         with region("loss"):
             upstream = [torch.ones_like(out[0]) if gradient is None else gradient]
             upstream.append(torch.full_like(out[1], self.training.balance))
         torch.autograd.backward(out, upstream)
+
+    def end_back(self) -> None:
+        """After a micro-batch is back: add what is left, and in the last one let all sums go."""
         for bucket in self.buckets.values():
             if bucket.has_some:  # some of its parameters had no part in it
                 self._complete(bucket)
-        if is_last:
+        if self._is_last:
             for bucket in self.buckets.values():
                 if bucket not in self._started:
                     self._begin(bucket)

@@ -153,21 +153,27 @@ class MegatronDecoder(nn.Module):
 
     def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's rows through the layer."""
-        with region("attention"):
-            x_TD = (x_SBD + self.attention(x_SBD)).flatten(0, 1)
+        x_TD = self.attended(x_SBD)
         y_TD, aux = run_again(self.experts, x_TD) if self.setting.recompute == "moe" else self.experts(x_TD)
         with region("dense"):
             return (x_TD + y_TD).view(x_SBD.shape), aux
 
-    def experts(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Norm, router and experts, without the residual."""
-        is_modern = self.setting.version == "modern"
+    def attended(self, x_SBD: Tensor) -> Tensor:
+        """This rank's rows [T, D] after attention and its residual."""
+        with region("attention"):
+            return (x_SBD + self.attention(x_SBD)).flatten(0, 1)
+
+    def routed(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rows after the second norm, their choices [T, K], the choices' weights, the auxiliary loss."""
         with region("dense"):
             h_TD = rms_norm(x_TD, self.weights["norm2_D"], self.shape.eps)
-        experts_TK, weights_TK, aux = route(
-            h_TD, self.weights["router_DE"], self.shape, self.balance_group, fused=is_modern
-        )
-        run = self._modern if is_modern else self._indexed
+        is_modern = self.setting.version == "modern"
+        return h_TD, *route(h_TD, self.weights["router_DE"], self.shape, self.balance_group, fused=is_modern)
+
+    def experts(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Norm, router and experts, without the residual."""
+        h_TD, experts_TK, weights_TK, aux = self.routed(x_TD)
+        run = self._modern if self.setting.version == "modern" else self._indexed
         return run(h_TD, experts_TK, weights_TK), aux
 
     def _modern(self, h_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
@@ -177,7 +183,7 @@ class MegatronDecoder(nn.Module):
         with recomputing(self.setting.recompute == "activation"):
             y_ND = run_experts(x_ND, outbound.ends_L, self.weights, weights_N)
         y_TD = land_combine(start_combine(y_ND, outbound.way, self.group), outbound.way)
-        return _sum(y_TD, shared_TD)
+        return sum_of(y_TD, shared_TD)
 
     def _indexed(self, h_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         shared_TD = run_shared(h_TD, self.weights, self.mesh.tensor)
@@ -190,7 +196,7 @@ class MegatronDecoder(nn.Module):
             self.shape.experts,
             lambda x_ND, ends_L: run_experts(x_ND, ends_L, self.weights),
         )
-        return _sum(y_TD, shared_TD)
+        return sum_of(y_TD, shared_TD)
 
     @torch.no_grad()
     def load(self, weights: DecoderWeights) -> None:
@@ -230,7 +236,8 @@ class MegatronDecoder(nn.Module):
         return x_SB.chunk(self.mesh.expert.size, 1)[self.mesh.expert.index]
 
 
-def _sum(y_TD: Tensor, shared_TD: Tensor | None) -> Tensor:
+def sum_of(y_TD: Tensor, shared_TD: Tensor | None) -> Tensor:
+    """The experts' results and the shared one's, where there is one."""
     if shared_TD is None:
         return y_TD
     with region("dense"):

@@ -1,12 +1,15 @@
 """Megatron-LM as systems that train decoders, of October 2024 and of today.
 
     megatron_0.10+tensor=node+expert=node+dispatcher=alltoall+recompute=none+chunks=1
-    megatron_modern+tensor=node+expert=node+attention=tensor+recompute=none+chunks=1
+    megatron_modern+tensor=node+expert=node+attention=tensor+recompute=none+chunks=1+overlap=none
 
 `tensor`: tensor-parallel ranks t; `expert`: expert-parallel ranks, in 0.10 beside t, so that t times as many share a
 layer, in modern all that share it; `node`: as many as a node has, or has left. No more tensor-parallel ranks than a
 node has are taken. Micro-batches are those of a tensor-parallel group. `attention=ulysses` cuts sequences among the
 expert-parallel ranks. `recompute`, `chunks`: as of `DecoderSetting`. Gradients are summed in FP32, as BF16 runs force.
+`overlap`: `combined`, the forward of a micro-batch beside the backward of another (`overlap_moe_expert_parallel_comm`);
+`delayed`, with products of weights' gradients after the others (`delay_wgrad_compute`); rules as `TransformerConfig` of
+core 0.16.1 has them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +22,7 @@ from moebench.systems.job_interface import ADAM, JobStage, Spread, StagePlace, T
 from moebench.systems.megascale import stage
 from moebench.systems.megascale.reads import counts_of
 from moebench.systems.megatron import decoder
+from moebench.systems.megatron.combined import OVERLAPS
 from moebench.systems.megatron.decoder import ATTENTION, RECOMPUTE, DecoderSetting
 from moebench.systems.megatron.indexed import DISPATCHERS
 from moebench.systems.megatron.trained import MegatronStage
@@ -40,6 +44,7 @@ class Options:
     attention: str = "tensor"
     recompute: str = "none"
     chunks: str = "1"
+    overlap: str = "none"
 
 
 class MegatronJob:
@@ -57,7 +62,7 @@ class MegatronJob:
         own: dict[str, Sequence[str]] = {"tensor": _DEGREES, "expert": _DEGREES, "recompute": RECOMPUTE[self.version]}
         own["chunks"] = ("1", "2", "4", "8")
         more: dict[str, Sequence[str]] = {"dispatcher": tuple(DISPATCHERS)}
-        return own | (more if self.version == "0.10" else {"attention": ATTENTION})
+        return own | (more if self.version == "0.10" else {"attention": ATTENTION, "overlap": OVERLAPS})
 
     def variant(self, options: Mapping[str, str]) -> "MegatronJob":
         """With other options.
@@ -75,6 +80,16 @@ class MegatronJob:
             raise InputError(f"tensor={options['tensor']}: attention=ulysses cuts no weights, tensor must be 1")
         name = "+".join([self.name, *(f"{key}={value}" for key, value in options.items())])
         return MegatronJob(name, self.title, self.source, self.version, chosen)
+
+    def on_few(self, ranks: int, node_ranks: int) -> "MegatronJob":
+        """With as many expert-parallel ranks as fit; tensor-parallel ones are never more than a node's."""
+        told = self.options
+        tensor = node_ranks if told.tensor == NODE else min(int(told.tensor), node_ranks)
+        most = max(ranks // tensor, 1) if self.version == "0.10" else ranks
+        if told.expert == NODE or int(told.expert) <= most:
+            return self
+        few = replace(told, expert=str(most))
+        return MegatronJob(self.name, self.title, self.source, self.version, few)
 
     def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
         """Names with the options that are worth trying: tensor- and expert-parallel ranks, attention, recomputation."""
@@ -104,7 +119,7 @@ class MegatronJob:
         if layout.global_batch % together:
             parts = f"replicas = {replicas * groups} x micro_batch = {layout.micro_batch}"
             return f"global_batch = {layout.global_batch} is not a multiple of {parts}"
-        return Spread(ranks, replicas, sharing, layout.global_batch // together)
+        return Spread(ranks, replicas, sharing, layout.global_batch // together, self.options.overlap != "none")
 
     def supports(self, model: DecoderModel, layout: JobLayout) -> str | None:
         """None, or why not, naming keys and numbers."""
@@ -112,7 +127,8 @@ class MegatronJob:
         if isinstance(spread, str):
             return spread
         setting = self._setting(layout)
-        reason = stage.problem(model) or stage.tie_problem(model, layout.stages * layout.chunks)
+        reason = self._overlap_problem(layout, spread.ranks)
+        reason = reason or stage.problem(model) or stage.tie_problem(model, layout.stages * layout.chunks)
         if reason is None and model.vocabulary % setting.tensor_parallel:
             reason = f"vocabulary = {model.vocabulary} is not divisible by tensor = {setting.tensor_parallel}"
         batch = spread.sequences(layout.micro_batch)
@@ -126,7 +142,22 @@ class MegatronJob:
         if isinstance(spread, str):
             raise InputError(spread)
         batch = spread.sequences(layout.micro_batch)
-        return MegatronStage(model, batch, spread.microbatches, place, self._setting(layout), training)
+        setting, overlap = self._setting(layout), self.options.overlap
+        return MegatronStage(model, batch, spread.microbatches, place, setting, training, overlap)
+
+    def _overlap_problem(self, layout: JobLayout, expert_ranks: int) -> str | None:
+        """Why micro-batches can't overlap, as `TransformerConfig` has it."""
+        told = self.options
+        if told.overlap == "none":
+            return None
+        if layout.stages > 1 and layout.chunks == 1:
+            need = f"stages = {layout.stages} need several chunks each"
+            return f"overlap={told.overlap}: {need}, the layout has chunks = 1"
+        if expert_ranks == 1:
+            return f"overlap={told.overlap}: with one expert-parallel rank no rows travel"
+        if told.recompute == "moe":
+            return f"overlap={told.overlap}: the layer runs in parts, recompute=moe would run it as a whole again"
+        return None
 
     def reads(self, model: DecoderModel, layout: JobLayout, shares: Sequence[float], index: int) -> Answer:
         """What a rank reads: rows of its experts, of tokens that every rank routes alike."""

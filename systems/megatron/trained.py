@@ -19,6 +19,7 @@ from moebench.systems.job_interface import Part, StagePlace, Training
 from moebench.systems.megascale.bucket import Shared
 from moebench.systems.megascale.ends import WholeVocabulary
 from moebench.systems.megascale.trained import TrainedStage
+from moebench.systems.megatron import combined
 from moebench.systems.megatron.decoder import DecoderSetting, MegatronDecoder
 from moebench.systems.megatron.mesh import mesh_of
 from moebench.systems.megatron.vocabulary import ParallelVocabulary
@@ -41,7 +42,10 @@ class MeshPart(Part):
 
 
 class MegatronStage(TrainedStage):
-    """What one rank of a stage runs, see `moebench.systems.job_interface.JobStage`.
+    """What one rank of a stage runs, see `moebench.systems.job_interface.CombinedStage`.
+
+    Args:
+        overlap: one of `combined.OVERLAPS`.
 
     Raises:
         InputError: as `DecoderStage`.
@@ -55,7 +59,9 @@ class MegatronStage(TrainedStage):
         place: StagePlace,
         setting: DecoderSetting,
         training: Training,
+        overlap: str = "none",
     ) -> None:
+        self.overlap = overlap
         self.setting, self.mesh = setting, mesh_of(place.group, setting.tensor_parallel)
         t = setting.tensor_parallel
         self.data = place.rail
@@ -66,6 +72,46 @@ class MegatronStage(TrainedStage):
         make = partial(MegatronDecoder, setting=setting)
         losses = place.group.size // (1 if cuts_rows else t)
         super().__init__(model, batch, microbatches, place, make, WAY, training, ends, losses)
+
+    def run(self, x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A micro-batch through the stage."""
+        if self.overlap == "none":
+            return super().run(x, labels)
+        return self._through(x, labels, None)
+
+    def run_back(self, out: tuple[Tensor, Tensor], gradient: Tensor | None) -> None:
+        """A micro-batch back."""
+        if isinstance(out, combined.Passed):
+            out.way.begin_back(out[0], gradient)
+            combined.run(None, out.way)
+        else:
+            super().run_back(out, gradient)
+
+    def forward_beside_backward(
+        self,
+        x: Tensor,
+        labels: Tensor | None,
+        behind: "MegatronStage",
+        out: tuple[Tensor, Tensor],
+        gradient: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`forward(x, labels)`, and beside it `behind.backward(out, gradient)`; of a step neither first nor last."""
+        assert isinstance(out, combined.Passed)
+        behind._is_last = False
+        out.way.begin_back(out[0], gradient)
+        found = self._through(x, labels, out.way)
+        behind.end_back()
+        return found
+
+    def _through(
+        self, x: Tensor, labels: Tensor | None, back: combined.StagePass | None
+    ) -> combined.Passed:
+        way = combined.StagePass(self.stage, self.training.balance, self.overlap == "delayed")
+        way.begin(x)
+        combined.run(way, back)
+        found = combined.Passed(way.end(labels))
+        found.way = way
+        return found
 
     def rows(self, x_SB: Tensor) -> Tensor:
         """What this rank takes of whole sequences: where the vocabulary is cut, ids of all their positions."""

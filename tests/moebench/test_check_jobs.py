@@ -21,12 +21,15 @@ RIGHT = (
     "megatron_0.10+dispatcher=allgather+tensor=1",
     "megatron_modern",
     "megatron_modern+attention=ulysses",
+    "megatron_modern+overlap=combined",
+    "megatron_modern+attention=ulysses+overlap=delayed",
+    "megatron_0.10+tensor=4+expert=8",
 )
 
 
 def problems(group):
     """What the gate says on this rank: of systems that are right, then of faults in one."""
-    found = {name: check_jobs._problem(group, get(name)) for name in RIGHT}
+    found = dict(zip(RIGHT, check_jobs.run_rank(group, RIGHT), strict=True))
     exact = get("megascale+gradients=fp32-reduce-scatter")
     assert isinstance(exact, MegaScale)
     for name, fault in (("scale", _Scaled), ("no update of the last layer", _Frozen), ("no sum in the node", _Alone)):

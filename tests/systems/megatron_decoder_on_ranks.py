@@ -13,6 +13,7 @@ from moebench.systems.megatron.decoder import DecoderSetting, MegatronDecoder
 from moebench.systems.megatron.vocabulary import ParallelVocabulary
 from moebench.workloads.models.decoder import DecoderModel
 from tests.systems.megascale.on_ranks import CLOSE, SHAPES, B, S, expected, poisoned_memory, whole
+from tests.systems.megatron_combined_on_ranks import combined_steps_have_the_same_losses_and_gradients
 
 OLD = [DecoderSetting("0.10", t, dispatcher) for t, dispatcher in product((1, 2, 4), ("alltoall", "allgather"))]
 MODERN = [DecoderSetting("modern", t) for t in (1, 2, 4)] + [DecoderSetting("modern", attention="ulysses")]
@@ -135,4 +136,5 @@ def all_checks(group):
         "layers": layers_equal_the_definition(group),
         "stage": a_stage_with_a_divided_vocabulary_is_the_model(group),
         "sums": sums_take_the_gradients_of_micro_batches(group),
+        "combined": combined_steps_have_the_same_losses_and_gradients(group),
     }

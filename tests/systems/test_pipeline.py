@@ -28,7 +28,7 @@ def test_interleaving_divides_the_bubble(stages, turns, chunks):
     every = {Work(way, m, c) for way in (FORWARD, BACKWARD) for m in range(microbatches) for c in range(chunks)}
     for order in schedule(stages, microbatches, chunks):
         assert len(order) == len(every)
-        assert set(order) == every
+        assert {work for piece in order for work in piece} == every
 
 
 def test_a_stage_keeps_what_is_under_way():
@@ -37,6 +37,29 @@ def test_a_stage_keeps_what_is_under_way():
     assert timeline.kept_bytes == (40.0, 30.0, 20.0, 10.0)
     halves = compose([StageCost(0.5, 1.0, 5.0)] * 8, 4, 12, 2)
     assert halves.kept_bytes == (55.0, 45.0, 35.0, 25.0)
+
+
+def test_combined_a_forward_and_a_backward_are_one_piece():
+    """They do not need each other, a stage keeps no more, a pair that takes less makes the step shorter by that."""
+    for stages, microbatches, chunks in ((1, 5, 1), (2, 6, 2), (3, 6, 3)):
+        orders = schedule(stages, microbatches, chunks, combined=True)
+        for stage, order in enumerate(orders):
+            pairs = [piece for piece in order if len(piece) > 1]
+            alone = 2 * (stages - stage - 1) + (chunks - 1) * stages + 1
+            assert len(pairs) == microbatches * chunks - alone
+            assert all(piece[0][1:] != piece[1][1:] for piece in pairs)
+            assert {work for piece in order for work in piece} == {
+                Work(way, m, c) for way in (FORWARD, BACKWARD) for m in range(microbatches) for c in range(chunks)
+            }
+    costs, places = [StageCost(1.0, 2.0, 10.0)] * 4, range(4)
+    plain = compose(costs, 2, 8, 2)
+    same, short = (
+        compose(costs, 2, 8, 2, pairs={(a, b): pair_s for a in places for b in places}) for pair_s in (3.0, 2.5)
+    )
+    assert same.kept_bytes == plain.kept_bytes
+    pairs = sum(len(piece) > 1 for piece, _, _ in same.spans[-1])
+    assert same.time_s - short.time_s == pytest.approx(0.5 * pairs)
+    assert compose([StageCost(1.0, 2.0)], 1, 5, pairs={(0, 0): 3.0}).time_s == compose(costs[:1], 1, 5).time_s
 
 
 def test_the_slowest_stage_and_transfers_show():

@@ -30,7 +30,9 @@ def test_one_stage_takes_its_micro_batches_and_what_stands_at_the_ends():
     assert float(found.split()["bubble_s"][0]) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("more", [{}, {"chunks": 2}, {"stages": 1}])
+@pytest.mark.parametrize(
+    "more", [{}, {"chunks": 2}, {"stages": 1}, {"chunks": 2, "system": "megatron_modern+overlap=combined"}]
+)
 def test_parts_add_up_to_the_step(more):
     """Products, exposed communication and the rest, under every draw; nothing is negative."""
     found, rows = run(case_of(**more))

@@ -67,6 +67,49 @@ def test_sums_leave_beside_the_backward_and_parameters_come_beside_the_forward()
     assert {op.region for op in ops[started:]} >= {"grad-sync", "optimizer"}
 
 
+def test_a_forward_beside_a_backward_is_a_program():
+    """Rows of one travel beside the other's experts; as much is computed as one after the other, and sent."""
+    found = of(case_of("megatron_modern+tensor=1+overlap=combined", chunks=2, global_batch=128))
+    # Of two stages with two chunks: the model's first chunk is never beside its last.
+    assert set(found.pairs) == {(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2)}
+    for (ahead, behind), pair in found.pairs.items():
+        ops = pair.programs[0].ops
+        apart = found.stages[ahead].programs[FORWARD][0].ops + found.stages[behind].programs[BACKWARD][0].ops
+        assert sum(op.flops for op in ops) == sum(op.flops for op in apart)
+        assert sum(op.collective is not None for op in ops) == sum(op.collective is not None for op in apart)
+    ops = found.pairs[1, 1].programs[0].ops
+    waits = {start: op.index for op in ops for start in op.waits_on}
+    travels = [op.index for op in ops if op.collective and op.collective.algorithm == "all_to_all"]
+    beside = {(op.phase, op.region) for start in travels for op in ops[start : waits[start]] if op.kind == "product"}
+    assert beside >= {(phase, region) for phase in ("forward", "backward") for region in ("attention", "experts")}
+
+
+def test_a_pair_of_uneven_routes_is_a_program_a_rank():
+    """As its parts are."""
+    small = replace(MODEL, layers=1)
+    case = case_of("megatron_modern+overlap=delayed", stages=1, skew=1.0)
+    found = of(replace(case, workload=replace(case.workload, decoder=small)))
+    assert [len(pair.programs) for pair in found.pairs.values()] == [8]
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "told"),
+    [
+        ("overlap=combined", {}, "overlap=combined: stages = 2 need several chunks each, the layout has chunks = 1"),
+        (
+            "expert=1+tensor=1+overlap=delayed",
+            {"chunks": 2, "global_batch": 128},
+            "overlap=delayed: with one expert-parallel rank no rows",
+        ),
+        ("recompute=moe+overlap=combined", {"chunks": 2}, "recompute=moe would run it as a whole again"),
+    ],
+)
+def test_what_excludes_overlap_of_micro_batches(options, more, told):
+    """Megatron's own rules, with keys and numbers."""
+    with pytest.raises(Unsupported, match=told):
+        of(case_of(f"megatron_modern+{options}", **more))
+
+
 def test_uneven_routing_takes_a_program_a_rank_of_a_node():
     """Not one a GPU; the first expert's rank computes most."""
     stage = of(case_of("megascale+overlap=inter", skew=1.0, stages=1)).stages[0]
