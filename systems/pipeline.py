@@ -19,6 +19,7 @@ import numpy as np
 
 Seconds = Any  # a number, or an array [N] of one a draw
 FORWARD, BACKWARD = "forward", "backward"
+MOST_WORK = 2**17
 
 
 class Work(NamedTuple):
@@ -84,6 +85,9 @@ def problem(stages: int, microbatches: int, chunks: int = 1) -> str | None:
     for name, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
         if value < 1:
             return f"{name} = {value}: must be at least 1"
+    if stages * microbatches * chunks > MOST_WORK:
+        pieces = f"stages = {stages} x microbatches = {microbatches} x chunks = {chunks}"
+        return f"{pieces} are more than {MOST_WORK:,} forwards, the most of a step that is composed piece by piece"
     if microbatches < stages:
         return f"microbatches = {microbatches} are fewer than stages = {stages}, which would never all be busy"
     if chunks > 1 and microbatches % stages:

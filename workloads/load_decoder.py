@@ -30,11 +30,14 @@ def load_decoder(name: str, where: str = "", beside: Path | None = None) -> Deco
     model = parse_file(ModelFile, file)
     if model.decoder is None:
         raise InputError(f"{file.where()}: no table decoder; the decoder needs layers, heads, kv_heads and so on")
-    shape = _shape(model, model.decoder, parse_label(model.gate, file.where(["gate"])).top_k)
+    gate = parse_label(model.gate, file.where(["gate"]))
+    shape = _shape(model, model.decoder, gate.top_k)
     reason = shape.problem() or _problem(model, model.decoder)
     if reason is not None:
         raise InputError(f"{_place(file, reason)}: {reason}")
-    return _decoder(file.path.stem, model.title, shape, model.decoder)
+    # The K largest of a softmax, nobody dropped, is what layers here route by.
+    rules = () if gate.name == "topk" else (f"rule of gate {gate.label}",)
+    return _decoder(file.path.stem, model.title, shape, model.decoder, rules)
 
 
 def _shape(model: ModelFile, decoder: DecoderFile, top_k: int) -> DecoderShape:
@@ -62,7 +65,9 @@ def _place(file: TomlFile, reason: str) -> str:
     return file.where([key] if key in file.data else ["decoder", key])
 
 
-def _decoder(name: str, title: str, shape: DecoderShape, decoder: DecoderFile) -> DecoderModel:
+def _decoder(
+    name: str, title: str, shape: DecoderShape, decoder: DecoderFile, rules: tuple[str, ...]
+) -> DecoderModel:
     latent = None if decoder.latent is None else LatentAttention(**decoder.latent.model_dump())
     published = Published() if decoder.published is None else Published(**decoder.published.model_dump())
     return DecoderModel(
@@ -71,7 +76,7 @@ def _decoder(name: str, title: str, shape: DecoderShape, decoder: DecoderFile) -
         shape=shape,
         biases=tuple(decoder.biases),
         latent=latent,
-        features=tuple(decoder.features),
+        features=(*rules, *decoder.features),
         published=published,
         **{key: getattr(decoder, key) for key in _OF_MODEL},
     )

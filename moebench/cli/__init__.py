@@ -107,8 +107,16 @@ def _set(variable: str, value: str | None) -> None:
         os.environ[variable] = value
 
 
+def _open_closed_streams() -> None:
+    """Where the caller closed a standard stream, Python has None: nothing that is written there is kept."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `moebench`: bad input is one line on standard error and exit status 2."""
+    _open_closed_streams()
     try:
         status = group.main(
             args=None if arguments is None else list(arguments), prog_name="moebench", standalone_mode=False

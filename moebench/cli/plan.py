@@ -81,7 +81,8 @@ def command(
     )
     question.check()
     if dry_run:
-        click.echo(plan_text.counted(question))
+        counts, line = plan_text.counted(question)
+        print_json(counts) if as_json else click.echo(line)
         return
     document, lines = _answered(question, samples, seed, exhaustive, (top, rejected))
     if as_json:
@@ -105,7 +106,7 @@ def _answered(
     from moebench.cli import plan_text
     from moebench.cli.progress import ProgressBar
     from moebench.planner.checks import checked, trial_names
-    from moebench.planner.exact import exactly
+    from moebench.planner.exact import settled
     from moebench.planner.search import search
     from moebench.sim.uncertainty import draw
 
@@ -116,10 +117,5 @@ def _answered(
         progress.step(f"{len(trial_names(question.systems))} settings of a small model")
         if status.status != "passed":
             raise InputError(f"no setting is ranked, one is {status.status}: {status.reason}")
-        found = search(question, values, progress, is_exhaustive)
-        best = None
-        if found.ranked:
-            progress.phase("the best one whole", 1)
-            best = exactly(question, found.ranked[0].setting, values)
-            progress.step(found.ranked[0].setting.label)
-    return plan_text.document(found, best), plan_text.lines(found, best, *shown)
+        found = settled(search(question, values, progress, is_exhaustive), values, progress)
+    return plan_text.document(found), plan_text.lines(found, *shown)

@@ -7,7 +7,7 @@ import numpy as np
 
 from moebench.cli.tables import chosen, fitting, output_width, table_lines, wrapped
 from moebench.planner.describe import mfu, options_of
-from moebench.planner.exact import deviation
+from moebench.planner.exact import Settled
 from moebench.planner.search import GIGA, MEMORY, NUMBERS, Plan, Ranked, Rejected
 from moebench.planner.space import Question, Refused, Setting, settings
 from moebench.report.parts import number, percent
@@ -24,32 +24,34 @@ MEANINGS = {
     "mb": "sequences of a micro-batch",
     "GB": "of the fullest rank",
     "fits": "share of the draws in which its memory suffices",
+    "bubble": "share of the time of all stages in which they compute no micro-batch, the sums of gradients and the "
+    "update among it",
     "best": "share of the draws in which it is the fastest",
 }
 LISTED = 6  # reasons that are told of settings that can't run
 
 
-def counted(question: Question) -> str:
-    """How many settings there are, and how many have numbers that do not go."""
+def counted(question: Question) -> tuple[dict[str, Any], str]:
+    """How many settings there are, and how many have numbers that do not go: as a document, and as a line."""
     found = list(settings(question))
     refused = sum(isinstance(one, Refused) for one in found)
     systems = len(question.names())
-    return (
-        f"{len(found):,} settings of {systems} systems with their options, of which {refused:,} do not divide; nothing "
-        "was traced"
+    line = (
+        f"{_many(len(found), 'setting')} of {_many(systems, 'system')} with options, of which {refused:,} can't run "
+        "for their numbers; nothing was traced"
     )
+    return _asked(question) | {"settings": len(found), "systems": systems, "cant_run": refused}, line
 
 
-def lines(plan: Plan, best: JobTime | None, top: int, has_rejected: bool) -> list[str]:
+def lines(found: Settled, top: int, has_rejected: bool) -> list[str]:
     """The plan as text, at the output's width."""
-    width = output_width()
-    found = [*_heading(plan, width), ""]
-    if best is None:
-        found.append("No setting fits." if plan.rejected else "There is no setting.")
+    width, plan = output_width(), found.plan
+    text = [*_heading(plan, width), ""]
+    if found.best is None:
+        text.append("No setting fits." if any(one.cause == MEMORY for one in plan.rejected) else "No setting can run.")
     else:
-        found += [*_table(plan, top, width), "", *_decided(plan, best, width)]
-    found += _why_not(plan, width, has_rejected)
-    return found
+        text += [*_table(plan, top, width), "", *_decided(found, found.best, width)]
+    return text + _why_not(plan, width, has_rejected)
 
 
 def _heading(plan: Plan, width: int) -> list[str]:
@@ -62,11 +64,11 @@ def _heading(plan: Plan, width: int) -> list[str]:
     causes = Counter(one.cause for one in plan.rejected)
     counts = [
         f"{len(plan.ranked):,} ranked",
-        f"{len(plan.left_out):,} fit and can't be best",
+        f"{len(plan.left_out):,} can't be best",
         f"{causes[MEMORY]:,} do not fit",
         f"{sum(causes.values()) - causes[MEMORY]:,} can't run",
     ]
-    return [wrapped(what, width), wrapped(f"{plan.tried:,} settings: {', '.join(counts)}", width)]
+    return [wrapped(what, width), wrapped(f"{_many(plan.tried, 'setting')}: {', '.join(counts)}", width)]
 
 
 def _table(plan: Plan, top: int, width: int) -> list[str]:
@@ -106,21 +108,24 @@ def _row(plan: Plan, place: int, one: Ranked, has_system: bool) -> list[str]:
     ]
 
 
-def _decided(plan: Plan, best: JobTime, width: int) -> list[str]:
+def _decided(found: Settled, best: JobTime, width: int) -> list[str]:
     """Whether the first one is the fastest for sure, and where its time goes."""
-    first, step_s = plan.ranked[0], float(best.timeline.time_s[0])
+    step_s = float(best.timeline.time_s[0])
     split = {name: percent(float(np.ravel(value)[0]) / step_s) for name, value in best.split().items()}
     whole = (
-        f"Where the time of the first goes: matrix products and attention {split['products_s']}, waits for "
-        f"collectives {split['exposed_s']}, for other stages {split['bubble_s']}, the rest "
-        f"{split['rest_s']}. Traced whole, its step takes {number(step_s, 4)} s, "
-        f"{_off(deviation(first, best))}."
+        f"The first one's step takes {number(step_s, 4)} s: matrix products and attention {split['products_s']}, waits "
+        f"for collectives {split['exposed_s']}, for other stages {split['bubble_s']}, the rest {split['rest_s']}. "
+        f"{_traced(found)}"
     )
-    return [wrapped(band_sentence(plan), width), wrapped(whole, width)]
+    return [wrapped(band_sentence(found.plan), width), wrapped(whole, width)]
 
 
-def _off(share: float) -> str:
-    return "as ranked" if share < 5e-5 else f"{100 * share:.2f} % off what it was ranked by"
+def _traced(found: Settled) -> str:
+    """Which ones were traced whole, and what that changed."""
+    which = "It is" if found.traced == 1 else f"It and {_many(found.traced - 1, 'other')} that may be first are"
+    if found.moved < 5e-5:
+        return f"{which} traced whole, which changed nothing."
+    return f"{which} traced whole, which moved them by at most {100 * found.moved:.2f} %."
 
 
 def band_sentence(plan: Plan) -> str:
@@ -131,7 +136,9 @@ def band_sentence(plan: Plan) -> str:
     tied = len(band.undecided)
     best = f"the first is the fastest in {percent(band.best[0])} of {band.draws} draws of the uncertain parameters"
     if tied == 1:
-        return f"Decided: {best}, and faster than each other one in at least 90 % of them."
+        if len(plan.ranked) + len(plan.left_out) == 1:
+            return f"Decided: {best}, and the only one."
+        return f"Decided: {best}, and faster than each other one in at least 90 % of those in which it fits."
     return (
         f"Not decided among {tied} settings (the others marked =): the first is faster than each of the others in less "
         f"than 90 % of the draws in which it fits; {best}."
@@ -144,8 +151,8 @@ def _why_not(plan: Plan, width: int, is_whole: bool) -> list[str]:
         first, nearest = plan.ranked[0], plan.left_out[0]
         more = float(nearest.floor_s[0]) / first.time_s - 1
         found += ["", wrapped(
-            f"{len(plan.left_out):,} settings fit and can't be best: their micro-batches alone take longer, at least "
-            f"{100 * more:.1f} %, such as {named(nearest.setting)}.", width,
+            f"{_many(len(plan.left_out), 'setting')} can't be best: their micro-batches alone take longer, at least "
+            f"{100 * more:.1f} %, such as {named(nearest.setting)}. Whether all of them fit was not looked at.", width,
         )]  # fmt: skip
     found += [wrapped(line, width) for line in _others(plan)]
     if is_whole:
@@ -154,11 +161,11 @@ def _why_not(plan: Plan, width: int, is_whole: bool) -> list[str]:
     if memory:
         nearest_one = min(memory, key=lambda one: one.over_bytes)
         found += ["", wrapped(
-            f"{len(memory):,} settings do not fit. The nearest, {_place(nearest_one)}: {nearest_one.reason}.", width
+            f"{len(memory):,} do not fit. The nearest, {_place(nearest_one)}: {nearest_one.reason}.", width
         )]  # fmt: skip
     others = Counter(one.reason for one in plan.rejected if one.cause != MEMORY)
     if others:
-        found += ["", f"{sum(others.values()):,} settings can't run:"]
+        found += ["", f"{_many(sum(others.values()), 'setting')} can't run:"]
         found += [wrapped(f"{count:,} x {reason}", width, "  ") for reason, count in others.most_common(LISTED)]
         rest = others.total() - sum(count for _, count in others.most_common(LISTED))
         if rest:
@@ -196,17 +203,28 @@ def _named(system: str, stages: int, chunks: int, micro_batch: int) -> str:
     return f"{system}, PP {stages}, VPP {chunks}, mb {micro_batch}"
 
 
-def document(plan: Plan, best: JobTime | None) -> dict[str, Any]:
-    """The plan as one JSON object: every setting, ranked ones first."""
-    question = plan.question
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _asked(question: Question) -> dict[str, Any]:
     return {
         "model": question.decoder.name,
         "topology": question.topology.name,
         "global_batch": question.global_batch,
         "sequence": question.decoder.sequence,
         "dtype": question.dtype,
+    }
+
+
+def document(found: Settled) -> dict[str, Any]:
+    """The plan as one JSON object: every setting, ranked ones first."""
+    plan, best = found.plan, found.best
+    return _asked(plan.question) | {
         "draws": plan.band.draws,
         "best_traced_whole_s": None if best is None else float(best.timeline.time_s[0]),
+        "traced_whole": found.traced,
+        "moved_by_at_most": found.moved,
         "settings": [
             *(_ranked_object(plan, place, one) for place, one in enumerate(plan.ranked)),
             *(

@@ -59,7 +59,6 @@ FAMILIES: Mapping[str, Family] = {
         scores="sigmoid",
         shared="n_shared_experts",
         biases=("router",),
-        features=("groups of experts and a sigmoid in the router",),
     ),
     "gpt_oss": Family(
         "num_local_experts",

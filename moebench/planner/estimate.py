@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from moebench.kernels.collectives.outstanding import forget_described, outstanding
-from moebench.planner.space import Question, Setting, with_layers
+from moebench.planner.space import Question, Setting, layers_of, with_layers
 from moebench.program import Op, Program
 from moebench.sim.catalogue import Catalogue
 from moebench.sim.job import StageMemory, transfer_s
@@ -122,16 +122,12 @@ class Costs:
 
     def held_by_stage(self, setting: Setting) -> list[Held]:
         """What a rank of each physical stage has all the time, all its chunks together."""
-        layout, layers = setting.layout, self.layers(setting)
+        layout, layers = setting.layout, layers_of(self.question, setting)
         found = []
         for place in range(layout.stages):
             own = [self.held(setting, ends, layers) for ends in _ends(layout)[place :: layout.stages]]
             found.append(Held(*(sum(getattr(one, f.name) for one in own) for f in fields(Held))))
         return found
-
-    def layers(self, setting: Setting) -> int:
-        """Of a stage's chunk."""
-        return self.question.decoder.layers // (setting.layout.stages * setting.layout.chunks)
 
     def floor_s(self, setting: Setting, has_last: bool = False) -> Any:
         """What a step takes at least, [N]: micro-batches through equal stages in the middle of the model, no ends.
@@ -139,7 +135,7 @@ class Costs:
         Args:
             has_last: whether the last stage has its head and loss.
         """
-        layout, layers, count = setting.layout, self.layers(setting), setting.spread.microbatches
+        layout, layers, count = setting.layout, layers_of(self.question, setting), setting.spread.microbatches
         steady = self.steady(setting, MIDDLE, layers)
         one_s = steady.forward_s + steady.backward_s
         least_s = (count * layout.chunks + layout.stages - 1) * one_s
@@ -150,7 +146,7 @@ class Costs:
 
     def whole(self, setting: Setting) -> Estimate:
         """The step and the memory of a setting."""
-        layout, layers, places = setting.layout, self.layers(setting), _ends(setting.layout)
+        layout, layers, places = setting.layout, layers_of(self.question, setting), _ends(setting.layout)
         steady = {ends: self.steady(setting, ends, layers) for ends in dict.fromkeys(places)}
         closing = {ends: self.closing(setting, ends, layers) for ends in steady}
         costs = [

@@ -12,6 +12,7 @@ from moebench.correctness import Status
 from moebench.plan import Context, refuse_unknown, wanted
 from moebench.planner.checks import checked
 from moebench.planner.describe import mfu
+from moebench.planner.exact import settled
 from moebench.planner.search import MEMORY, Plan, Ranked, search
 from moebench.planner.space import Question
 from moebench.results.rows import Row, row_of, without_number
@@ -124,7 +125,7 @@ def simulated(case: Case, topology: Topology, values: Mapping[str, np.ndarray]) 
     `iteration_time`, `throughput`, `mfu`, `memory_total`: of the best one. `setting_time`: of each of the first ones,
     in their order, with what it is in `detail`. `settings`: a row an outcome.
     """
-    plan = search(question_of(case, topology), values)
+    plan = settled(search(question_of(case, topology), values), values).plan
     hardware = topology.hardware.name
     if not plan.ranked:
         memory = [one for one in plan.rejected if one.cause == MEMORY]

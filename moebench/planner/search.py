@@ -13,10 +13,10 @@ import numpy as np
 
 from moebench.kernels.host import UnansweredRead
 from moebench.planner.band import Band, band, could_matter
-from moebench.planner.estimate import MIDDLE, Costs, Estimate, Values
-from moebench.planner.space import Question, Refused, Setting, label_of, settings
+from moebench.planner.estimate import MIDDLE, Costs, Values
+from moebench.planner.space import Question, Refused, Setting, label_of, layers_of, settings
 from moebench.sim.job import StageMemory
-from moebench.systems.pipeline import most_at_once
+from moebench.systems.pipeline import Timeline, most_at_once
 from moebench.workloads.machine import Topology
 
 NUMBERS, MEMORY, READS = "numbers", "memory", "reads"  # why a setting is rejected
@@ -70,7 +70,10 @@ class Rejected:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A setting that fits and can't be best: not even its floor is fast enough, [N] seconds over the draws."""
+    """A setting that can't be best: not even its floor is fast enough, [N] seconds over the draws.
+
+    Its parameters, gradients and states fit, and what its first stage keeps; more of its memory nobody looked at.
+    """
 
     setting: Setting
     floor_s: np.ndarray
@@ -97,8 +100,8 @@ class Ranked:
 
     @property
     def fits(self) -> float:
-        """The share of the draws in which its memory suffices."""
-        return float(np.isfinite(self.step_s).mean())
+        """The share of the draws in which its memory suffices; 1 where there are none, as it does nominally."""
+        return float(np.isfinite(self.step_s[1:]).mean()) if len(self.step_s) > 1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def search(question: Question, values: Values, watch: Watch | None = None, is_ex
         if isinstance(one, Refused):
             rejected.append(Rejected(one, NUMBERS))
         else:
-            full = _too_full(one, _held_most(one, costs), values, question.topology, "at least ")
+            full = too_full(one, _held_most(one, costs), values, question.topology, "at least ")
             fitting.append(one) if full is None else rejected.append(full)
         watch.step(one.system)
     floors = _floors(fitting, costs, values, rejected, watch)
@@ -160,7 +163,7 @@ def free_bytes(values: Values) -> np.ndarray:
     return values["gpu.memory.capacity"] - values.get("gpu.memory.reserved", np.zeros(1))
 
 
-def _too_full(
+def too_full(
     setting: Setting, needs: StageMemory, values: Values, topology: Topology, at_least: str = ""
 ) -> Rejected | None:
     """The setting rejected, where a rank needs more than a device has."""
@@ -204,9 +207,9 @@ def _floors(
     found = []
     watch.phase("floors", len(fitting))
     for one in fitting:
-        layout, layers, count = one.layout, costs.layers(one), one.spread.microbatches
+        layout, count = one.layout, one.spread.microbatches
         try:
-            steady = costs.steady(one, MIDDLE, layers)
+            steady = costs.steady(one, MIDDLE, layers_of(costs.question, one))
         except UnansweredRead as error:
             rejected.append(Rejected(Refused(one.system, layout, str(error)), READS, one))
             continue
@@ -215,7 +218,7 @@ def _floors(
         first = costs.held_by_stage(one)[0]
         most = most_at_once(layout.stages, count, layout.chunks)
         needs = StageMemory(0, first.parameters, first.gradients, first.states, most * steady.kept_bytes, 0)
-        full = _too_full(one, needs, values, costs.question.topology, "at least ")
+        full = too_full(one, needs, values, costs.question.topology, "at least ")
         if full is None:
             found.append(LeftOut(one, costs.floor_s(one)))
         else:
@@ -243,9 +246,9 @@ def _composed(
         if one is None:
             break
         estimate = costs.whole(one.setting)
-        full = _too_full(one.setting, estimate.fullest, values, costs.question.topology)
+        full = too_full(one.setting, estimate.fullest, values, costs.question.topology)
         if full is None:
-            ranked.append(_ranked(one.setting, estimate, values))
+            ranked.append(ranked_of(one.setting, estimate.timeline, estimate.fullest, values))
         else:
             rejected.append(full)
         watch.step(one.setting.label)
@@ -262,9 +265,8 @@ def _next(waiting: list[LeftOut], steps: Sequence[np.ndarray], is_exhaustive: bo
     return None
 
 
-def _ranked(setting: Setting, estimate: Estimate, values: Values) -> Ranked:
-    fits = estimate.fullest.total <= free_bytes(values)
-    time_s = estimate.timeline.time_s
-    step_s = np.where(np.broadcast_to(fits, time_s.shape), time_s, np.inf)
-    bubble = float(np.ravel(estimate.timeline.bubble)[0])
-    return Ranked(setting, step_s, estimate.fullest, bubble)
+def ranked_of(setting: Setting, timeline: Timeline, fullest: StageMemory, values: Values) -> Ranked:
+    """A setting that fits nominally, from its step and the stage whose ranks need most."""
+    fits = np.broadcast_to(fullest.total <= free_bytes(values), timeline.time_s.shape)
+    step_s = np.where(fits, timeline.time_s, np.inf)
+    return Ranked(setting, step_s, fullest, float(np.ravel(timeline.bubble)[0]))

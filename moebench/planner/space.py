@@ -107,14 +107,14 @@ def settings(question: Question) -> Iterator[Setting | Refused]:
     """Every setting, or why it is none; a reason that does not depend on chunks or micro-batch is told once."""
     for name in question.names():
         system = get(name)
-        for stages in question.stages or divisors(question.topology.ranks):
+        for stages in dict.fromkeys(question.stages) or divisors(question.topology.ranks):
             yield from _of_stages(question, system, stages)
 
 
 def _of_stages(question: Question, system: JobSystem, stages: int) -> Iterator[Setting | Refused]:
     told: set[str] = set()
-    for chunks in question.chunks or chunk_counts(question.decoder.layers, stages):
-        for micro_batch in question.micro_batches:
+    for chunks in dict.fromkeys(question.chunks) or chunk_counts(question.decoder.layers, stages):
+        for micro_batch in dict.fromkeys(question.micro_batches):
             layout = JobLayout(
                 question.topology.ranks, question.topology.gpus_per_node, stages, question.global_batch, micro_batch,
                 chunks,
@@ -130,6 +130,11 @@ def _of_stages(question: Question, system: JobSystem, stages: int) -> Iterator[S
             elif reason not in told:
                 told.add(reason)
                 yield Refused(system.name, layout, reason)
+
+
+def layers_of(question: Question, setting: Setting) -> int:
+    """Of a chunk of a stage."""
+    return question.decoder.layers // (setting.layout.stages * setting.layout.chunks)
 
 
 def divisors(number: int) -> list[int]:

@@ -17,8 +17,11 @@ KTOKENS = 1e3
 COLUMNS = ("setting", "system and options", "ktokens/s", "5–95 %", "GB a rank", "bubble", "fastest in")
 HOW = (
     "A search tries every setting: numbers that do not go, then memory, are reasons against one; a floor under its "
-    "step (all micro-batches through equal stages, no ends) leaves out what can't be the fastest in any draw. "
-    "Settings marked = can't be told apart from the first one: it is faster in less than 90 % of the draws."
+    "step (all micro-batches through equal stages, no ends) leaves out what can't be the fastest in any draw and is "
+    "slower than the first one in at least 90 % of them. The first setting, and others within 1 % of it, are traced "
+    "whole. Settings marked = can't be told apart from the first one: it is faster in less than 90 % of the draws in "
+    "which it fits. Bubble: the share of the time of all stages in which they compute no micro-batch, the sums of "
+    "gradients and the update among it."
 )
 
 

@@ -7,46 +7,45 @@ from click.testing import CliRunner
 
 from moebench.cli import group
 from moebench.cli.plan_text import document, lines
-from moebench.planner.exact import exactly
+from moebench.planner.exact import settled
 from moebench.planner.search import search
 from tests.moebench.planner.questions import question, values_of
 
 
 @pytest.fixture(scope="module")
 def answered():
-    """A plan of a small decoder, and its best setting traced whole."""
+    """A plan of a small decoder, its first settings traced whole."""
     systems = ("megascale+ranks=1", "megascale+overlap=inter")
     one = question("180 MB", systems=systems, stages=(1, 2), micro_batches=(2,))
-    plan = search(one, values_of(one))
-    return plan, exactly(one, plan.ranked[0].setting, values_of(one))
+    return settled(search(one, values_of(one)), values_of(one))
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_text_fits_the_terminal(answered, width, monkeypatch):
     """No line is longer; what decides, what does not fit and what can't run are said."""
     monkeypatch.setenv("COLUMNS", str(width))
-    text = lines(*answered, 12, False)
+    text = lines(answered, 12, False)
     whole = "\n".join(text)
     assert max(map(len, whole.split("\n"))) <= width
     said = " ".join(whole.split())
-    assert "Traced whole, its step takes" in said
+    assert "The first one's step takes" in said
+    assert "traced whole, which changed nothing" in said
     assert "do not fit. The nearest" in said
+    assert ("bubble: share of the time" in said) == (width == 120)
     assert "draws of the uncertain parameters" in said
 
 
 def test_rejected_settings_are_listed_one_a_line(answered):
     """As many as the plan has, each with its reason."""
-    plan, best = answered
-    text = lines(plan, best, 12, True)
-    for one in plan.rejected:
+    text = lines(answered, 12, True)
+    for one in answered.plan.rejected:
         assert any(line.endswith(one.reason) for line in text)
 
 
 def test_the_document_has_every_setting_once(answered):
     """Ranked ones first, with what is known of each."""
-    plan, best = answered
-    found = document(plan, best)
-    assert len(found["settings"]) == plan.tried
+    found = document(answered)
+    assert len(found["settings"]) == answered.plan.tried
     first = found["settings"][0]
     assert first["rank"] == 1
     assert first["tokens_per_s"] == pytest.approx(8 * 128 / first["step_s"])
@@ -61,6 +60,17 @@ def test_a_dry_run_counts():
     result = CliRunner().invoke(group, line, catch_exceptions=False)
     assert "settings of" in result.output
     assert "nothing was traced" in result.output
+    counts = json.loads(CliRunner().invoke(group, [*line, "--json"], catch_exceptions=False).stdout)
+    assert counts["settings"] > counts["cant_run"] > 0
+
+
+def test_where_no_numbers_go_nothing_is_said_of_memory():
+    """A pipeline of three stages on four ranks."""
+    one = question(stages=(3,))
+    values = values_of(one, 0)
+    said = "\n".join(lines(settled(search(one, values), values), 12, False))
+    assert "No setting can run." in said
+    assert "stages = 3: world = 4 ranks can't be divided among them" in said
 
 
 @pytest.mark.parametrize(
@@ -115,3 +125,16 @@ def _is_wrong(systems):
     from moebench.correctness import Status
 
     return Status("wrong", "weights")
+
+
+def test_a_closed_output_is_nobodys(monkeypatch):
+    """`moebench ... >&-`: Python has no standard output then."""
+    import sys
+
+    from moebench.cli import _open_closed_streams
+
+    monkeypatch.setattr(sys, "stdout", None)
+    _open_closed_streams()
+    assert sys.stdout.write("x") == 1
+    assert not sys.stdout.isatty()
+    sys.stdout.close()

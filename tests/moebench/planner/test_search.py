@@ -1,13 +1,16 @@
 """The planner's search: brute force, every reason why not, and what it never has to compose."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from moebench.planner.band import could_matter
 from moebench.planner.estimate import carried_on
-from moebench.planner.exact import deviation, exactly
-from moebench.planner.search import MEMORY, NUMBERS, search
+from moebench.planner.exact import deviation, exactly, settled
+from moebench.planner.search import MEMORY, NUMBERS, LeftOut, Ranked, search
 from moebench.planner.space import Refused, settings
-from moebench.sim.job import memory
+from moebench.sim.job import StageMemory, memory
 from moebench.workloads.errors import InputError
 from tests.moebench.planner.questions import question, values_of
 
@@ -92,6 +95,44 @@ def test_without_draws_nothing_is_known_of_the_order():
     assert plan.ranked[0].time_s == min(ranked.time_s for ranked in plan.ranked)
     # Four micro-batches of two pipelines against one of each rank: weights are read once.
     assert plan.ranked[0].setting.layout.micro_batch == 4 or plan.ranked[0].setting.layout.stages == 1
+
+
+def test_values_given_twice_are_tried_once():
+    """Or each setting would stand in the ranking twice, undecided against itself."""
+    twice = question(systems=("megascale+ranks=1",) * 2, stages=(1, 1), chunks=(1, 1), micro_batches=(2, 2))
+    assert len(list(settings(twice))) == 1
+
+
+def test_steps_of_too_many_pieces_are_refused():
+    """Composing them would take hours and all memory."""
+    one = question(global_batch=10**15, systems=("megascale+ranks=1",), stages=(4,), chunks=(1,), micro_batches=(1,))
+    (found,) = settings(one)
+    assert "microbatches = 1000000000000000 x chunks = 1 are more than 131,072 forwards" in found.reason
+
+
+def test_the_share_that_fits_is_of_the_draws():
+    """The nominal machine is none of them."""
+    stage = StageMemory(0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    assert Ranked(None, np.array([1.0, np.inf, 1.0]), stage, 0.0).fits == 0.5
+    assert Ranked(None, np.array([1.0]), stage, 0.0).fits == 1.0
+
+
+def test_the_first_is_the_first_of_whole_traces():
+    """A step ranked too short is put right, and what was left out for its sake comes back."""
+    one = question(systems=("megascale+ranks=1",), stages=(1, 2), chunks=(1,), micro_batches=(2,))
+    values = values_of(one, 2)
+    plan = search(one, values, is_exhaustive=True)
+    first, second = plan.ranked
+    short = replace(first, step_s=first.step_s * 0.9)
+    left = LeftOut(second.setting, first.step_s * 0.95)
+    assert not could_matter(left.floor_s, [short.step_s])
+    found = settled(replace(plan, ranked=(short,), left_out=(left,)), values)
+    whole = exactly(one, first.setting, values).timeline.time_s
+    assert [each.setting for each in found.plan.ranked] == [first.setting, second.setting]
+    assert not found.plan.left_out
+    assert (found.traced, found.moved) == (2, pytest.approx(0.1, abs=0.01))
+    np.testing.assert_array_equal(found.best.timeline.time_s, whole)
+    np.testing.assert_array_equal(found.plan.ranked[0].step_s, whole)
 
 
 def test_more_micro_batches_than_the_batch_has_are_refused():
