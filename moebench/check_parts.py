@@ -19,16 +19,22 @@ from moebench.correctness import RANKS, RANKS_PER_NODE, TIMEOUT_S, Status, code_
 from moebench.kernels.collectives.group import Group
 from moebench.plan_parts import of_part
 from moebench.systems.part_interface import Setting, number, parsed
-from moebench.systems.part_registry import make
+from moebench.systems.part_registry import make, small_system
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.models.decoder import DecoderShape
-from moebench.workloads.part import PARTS, PartWorkload
+from moebench.workloads.part import PARTS, PartWorkload, workload_of
 
 TIMEOUT_MORE_S = 5.0
 SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3)
 SIZES = {"tokens": 32, "d_model": 24, "top_k": 3, "products": 2, "vocabulary": 19, "parameters": 3001}
+_GENERATION = {"sequences": 2, "prompt": 3, "generated": 3, "capacity_percent": 100}  # some tokens are dropped
 # Of a part by itself.
-SIZES_OF = {"parameter-sync": {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 1}}  # ten kilobytes
+SIZES_OF = {
+    "parameter-sync": {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 1},  # ten kilobytes
+    "generation": _GENERATION,
+    "generation-offloaded": _GENERATION,
+}
+GPT = "gpt2-moe+layers=7+d_model=16+heads=2+vocabulary=64+sequence=8"  # four layers of experts
 TILE = 2
 OWN_DTYPE = ("gradient-sum", "row-sum")  # whose point is how they round
 TRIED_BY = {"gradient-error": "gradient-sum", "training": "gradient-sum", "row-error": "row-sum"}
@@ -44,24 +50,29 @@ def _tried(cases: Sequence[Case]) -> list[Status]:
     return on_ranks(TARGET, [trial(case) for case in cases], TIMEOUT_S, TIMEOUT_MORE_S)
 
 
-def trial(case: Case) -> tuple[str, str, int]:
-    """Part, system, and how many products, which is what the check tries of a case."""
+Trial = tuple[str, str, int, int]
+
+
+def trial(case: Case) -> Trial:
+    """Part, system, how many products and choices a token: what the check tries of a case."""
     workload = of_part(case)
-    part = TRIED_BY.get(workload.part, workload.part)
-    return part, case.system, dict(workload.sizes).get("products", SIZES["products"])
+    part, sizes = TRIED_BY.get(workload.part, workload.part), dict(workload.sizes)
+    top_k = min(2, sizes["top_k"]) if PARTS[part].of_gpt else SIZES["top_k"]
+    return part, small_system(part, case.system), sizes.get("products", SIZES["products"]), top_k
 
 
-def run_rank(group: Group, trials: Sequence[tuple[str, str, int]]) -> list[str | None]:
+def run_rank(group: Group, trials: Sequence[Trial]) -> list[str | None]:
     """What is wrong with each on this rank, or None."""
     return [_problem(group, *one) for one in trials]
 
 
-def _problem(group: Group, part: str, system: str, products: int) -> str | None:
+def _problem(group: Group, part: str, system: str, products: int, top_k: int) -> str | None:
     known = PARTS[part]
     chunks = number(parsed(part, system)[1], "chunks", 1)
     tokens = SIZES["tokens"] * (chunks // math.gcd(chunks, SIZES["tokens"] // group.size))  # that the chunks divide
-    sizes = {**SIZES, "products": products, "tokens": tokens, **SIZES_OF.get(part, {})}
-    workload = PartWorkload(part, tuple((name, sizes[name]) for name in known.sizes), dtype=known.dtype)
+    sizes = {**SIZES, "products": products, "top_k": top_k, "tokens": tokens, **SIZES_OF.get(part, {})}
+    workload = workload_of(part, sizes, GPT)
+    assert isinstance(workload, PartWorkload)
     dtype = torch_dtype(known.dtype) if part in OWN_DTYPE else torch.float64
     shape = SHAPE if known.of_model else None
     first = None

@@ -37,7 +37,7 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
         for model in grid.models:
-            if load_decoder(model, where).latent is not None and grid.part in OF_ATTENTION:
+            if grid.part in OF_ATTENTION and load_decoder(model, where).latent is not None:
                 raise InputError(f"{where}: part {grid.part} has grouped heads, model {model} has latent attention")
     known = [name for grid in experiment.parts for name in PARTS[grid.part].systems]
     return {
@@ -69,6 +69,7 @@ def cases(experiment: PartExperiment, context: Context) -> Iterator[Case]:
             if not wanted(filters.dtypes, workload.dtype):
                 continue
             for system in _systems(grid, filters.systems):
+                _check_options(workload, system, place.size, f"{context.source}: experiment {experiment.name}")
                 yield context.case(
                     experiment, place, system, workload,
                     engine=COUNT if is_studied else None,
@@ -85,6 +86,22 @@ def workloads(
     for model, dtype in product(grid.models or ("",), grid.dtypes or ("",)):
         for sizes in product(*grid.sizes.values()):
             yield workload_of(grid.part, named | dict(zip(grid.sizes, sizes)), model, seed, dtype)
+
+
+def _check_options(workload: PartWorkload | StudyWorkload, system: str, size: str, where: str) -> None:
+    """Refuse options that no machine helps: more slots than there are layers, memory for less than one.
+
+    Raises:
+        InputError: which, and what is allowed.
+    """
+    from moebench.systems.part_registry import check_options
+
+    if isinstance(workload, PartWorkload):
+        nodes, _, per_node = size.partition("x")
+        try:
+            check_options(workload, system, int(nodes) * int(per_node))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
 
 
 def _systems(grid: PartGrid, asked: Sequence[str]) -> list[str]:
@@ -107,8 +124,10 @@ def _systems(grid: PartGrid, asked: Sequence[str]) -> list[str]:
 
 def check_key(case: Case) -> tuple[Hashable, ...]:
     """Cases of one key are right or wrong together: the check tries a small one."""
-    workload = of_part(case)
-    return workload.part, case.system, dict(workload.sizes).get("products")
+    from moebench.systems.part_registry import small_system
+
+    workload, sizes = of_part(case), dict(of_part(case).sizes)
+    return workload.part, small_system(workload.part, case.system), sizes.get("products"), sizes.get("top_k")
 
 
 def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
@@ -124,7 +143,7 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     if reason is not None:
         return "unsupported", reason
     if topology.hardware.kind == "cpu":
-        if shape is not None and workload.dtype == "bf16":
+        if workload.model and workload.dtype == "bf16":
             return "unsupported", 'bf16 products are no precision of a CPU: give the part dtypes = ["fp32"]'
         held, flops = burden(workload, case.system, topology.ranks) or (
             _held_bytes(case, shape, topology.ranks), _flops(workload, shape, topology.ranks)
@@ -187,7 +206,7 @@ def of_part(case: Case) -> PartWorkload | StudyWorkload:
 
 def shape_of(workload: PartWorkload) -> DecoderShape | None:
     """The decoder's sizes, where the part has any."""
-    if not workload.model:
+    if not PARTS[workload.part].of_model:
         return None
     from moebench.workloads.load_decoder import load_decoder
 

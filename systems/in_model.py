@@ -82,7 +82,7 @@ class InModel:
 
         model = GPT2MoE(shape, place.group, place.device, place.dtype, seed, make)
         if place.device.type != "meta":
-            _load(model, GPT2MoE(shape, place.group, place.device, place.dtype, seed))
+            load(model, GPT2MoE(shape, place.group, place.device, place.dtype, seed))
         step = TrainingOfModel(model, place.group, self._states(model, place, learning_rate), shape.clip_norm)
 
         def gradients() -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def layer_of(shape: GPT2MoEShape, dtype: torch.dtype = torch.float32) -> LayerWo
 
 
 @torch.no_grad()
-def _load(model: GPT2MoE, like: GPT2MoE) -> None:
+def load(model: GPT2MoE, like: GPT2MoE) -> None:
     """Every weight of another model of the same shape."""
     known = dict(like.named_parameters())
     for name, parameter in model.named_parameters():

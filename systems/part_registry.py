@@ -10,7 +10,9 @@ from moebench.workloads.models.decoder import DecoderShape
 from moebench.workloads.part import PARTS, PartWorkload
 
 _PAIRS, _SUMS = "moebench.systems.megascale.part_pairs", "moebench.systems.megascale.part_sums"
+_GENERATION, _GENERATIONS = "moebench.systems.moesys.part_generation", ("generation", "generation-offloaded")
 MAKERS = {
+    **dict.fromkeys(_GENERATIONS, f"{_GENERATION}:generation"),
     "dispatch": f"{_SUMS}:dispatch",
     "qkv+a2a": f"{_PAIRS}:projection_and_exchange",
     "a2a+outproj": f"{_PAIRS}:exchange_and_projection",
@@ -22,9 +24,15 @@ MAKERS = {
     "row-sum": f"{_SUMS}:row_sum",
 }
 # Of parts that know themselves why they can't run: `(workload, system, ranks) -> a reason, or None`.
-PROBLEMS: dict[str, str] = {}
+PROBLEMS = dict.fromkeys(_GENERATIONS, f"{_GENERATION}:problem")
 # Of parts that know what they take of a rank: `(workload, system, ranks) -> bytes held, FLOPs of a call`.
-BURDENS: dict[str, str] = {}
+BURDENS = dict.fromkeys(_GENERATIONS, f"{_GENERATION}:burden")
+# Of parts whose options depend on their sizes: `(workload, system, ranks) -> None`, raises InputError.
+CHECKS = {"generation-offloaded": f"{_GENERATION}:check_options"}
+# Of parts some of whose systems are too large for a check: `(system) -> one that does the same with less`.
+SMALL = {"generation-offloaded": f"{_GENERATION}:small_system"}
+# Of parts with a formula: `(workload, system, ranks, seconds that compute, of that in experts, that copy) -> seconds`.
+FORMULAS = {"generation-offloaded": f"{_GENERATION}:by_formula"}
 # Run on ranks: `(group, systems, sizes, seed) -> numbers by system`.
 STUDIES = {
     "training": "moebench.systems.megascale.studies:training_losses",
@@ -48,10 +56,38 @@ def make(setting: Setting) -> PartCall:
     return _found(MAKERS[workload.part])(setting)
 
 
+def check_options(workload: PartWorkload, system: str, ranks: int) -> None:
+    """Refuse options of a system that a part of these sizes can't have.
+
+    Raises:
+        InputError: which, and what is allowed.
+    """
+    if workload.part in CHECKS:
+        _found(CHECKS[workload.part])(workload, system, ranks)
+
+
+def small_system(part: str, system: str) -> str:
+    """The system that is tried of a part before a number of this one may appear."""
+    return _found(SMALL[part])(system) if part in SMALL else system
+
+
 def burden(workload: PartWorkload, system: str, ranks: int) -> tuple[float, float] | None:
     """Bytes that a rank holds, and FLOPs of a call; None of a part that does not say so itself."""
     known = BURDENS.get(workload.part)
     return None if known is None else _found(known)(workload, system, ranks)
+
+
+def has_formula(part: str) -> bool:
+    """Whether there is a formula for the time of a part's call."""
+    return part in FORMULAS
+
+
+def by_formula(
+    workload: PartWorkload, system: str, ranks: int, compute_s: float, experts_s: float, copying_s: float
+) -> float | None:
+    """Seconds of a call by the part's formula, from what it computes and copies; None where there is none."""
+    known = FORMULAS.get(workload.part)
+    return None if known is None else _found(known)(workload, system, ranks, compute_s, experts_s, copying_s)
 
 
 def _found(target: str) -> Callable[..., Any]:

@@ -1,9 +1,10 @@
 """One training step of a whole model as a workload: which model, gate, batch and precision. Plain data, no torch.
 
-A model is named `gpt2-s-moe`, `gpt2-l-moe` (Lancet, arXiv 2404.19429), `gpt-4096-moe` (MoESys, arXiv 2205.10034), or is
-of any size: `gpt2-moe` with options, as `gpt2-moe+layers=4+d_model=128+heads=4+sequence=64+vocabulary=512`, and as
-`+experts_of_rank=1+optimizer=adamw+recompute=1+clip_norm=1`. All may have `+attention=fused`: one operator in
-place of the paper's plain ones, which keep all scores.
+A model is named `gpt2-s-moe`, `gpt2-l-moe` (Lancet, arXiv 2404.19429), `gpt-4096-moe`, `gpt-58b-moe` (MoESys, arXiv
+2205.10034), or is of any size: `gpt2-moe` with options, as
+`gpt2-moe+layers=4+d_model=128+heads=4+sequence=64+vocabulary=512`, and as
+`+experts_of_rank=1+optimizer=adamw+recompute=1+clip_norm=1`. All may have `+attention=fused`: one operator in place of
+the paper's plain ones, which keep all scores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,22 @@ from typing import Any, ClassVar
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.layer import GateSpec
-from moebench.workloads.models.shape import ATTENTIONS, OPTIMIZERS, GPT2MoEShape, gpt2_l_moe, gpt2_s_moe, gpt_4096_moe
+from moebench.workloads.models.shape import (
+    ATTENTIONS,
+    OPTIMIZERS,
+    GPT2MoEShape,
+    gpt2_l_moe,
+    gpt2_s_moe,
+    gpt_58b_moe,
+    gpt_4096_moe,
+)
 
 ANY_SIZE = "gpt2-moe"
-NAMED = {"gpt2-s-moe": gpt2_s_moe, "gpt2-l-moe": gpt2_l_moe, "gpt-4096-moe": gpt_4096_moe}
+NAMED = {"gpt2-s-moe": gpt2_s_moe, "gpt2-l-moe": gpt2_l_moe, "gpt-4096-moe": gpt_4096_moe,
+         "gpt-58b-moe": gpt_58b_moe}
 MODELS = (*NAMED, ANY_SIZE)
 ATTENTION = "attention"  # an option of all
-SIZES = ("layers", "d_model", "heads", "d_ffn", "sequence", "moe_every", "vocabulary", "positions")
+SIZES = ("layers", "d_model", "heads", "d_ffn", "dense_ffn", "sequence", "moe_every", "vocabulary", "positions")
 TRAINING = ("experts_of_rank", "optimizer", "recompute", "clip_norm")
 # fp32 whose products run on matrix units that keep 10 bits of the factors, as torch 1.10 did by default on A100.
 TF32 = "tf32"

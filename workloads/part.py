@@ -20,6 +20,10 @@ SIZES: Mapping[str, str] = {
     "expert_mb": "e",  # megabytes of the experts' parameters of a rank
     "sent_percent": "s",  # how much of those megabytes a rank has to sum: 50 where they count FP32 and BF16 travels
     "vocabulary": "v",
+    "sequences": "b",  # of a rank
+    "prompt": "l",  # tokens of a sequence that are there
+    "generated": "g",  # tokens of a sequence that are made
+    "capacity_percent": "c",  # slots of all experts over routes
     "parameters": "n",  # gradients that a rank holds
     "steps": "s",
 }
@@ -52,7 +56,7 @@ class Part:
         dtype: of what it works on, where a suite names no other.
         options: of each system that has any, by name.
         least_ranks: that it has a meaning on.
-        of_model: whether its other sizes are those of a decoder.
+        of_model: whether its other sizes are those of a decoder; of_gpt: those of a model that trains.
         is_studied: whether it is run for real on seeded numbers, and what becomes of them is counted: nothing is timed.
     """
 
@@ -63,6 +67,7 @@ class Part:
     options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     least_ranks: int = 2
     of_model: bool = False
+    of_gpt: bool = False
     is_studied: bool = False
 
     @property
@@ -83,6 +88,8 @@ _SUMS = {
     "bf16-ring": "BF16 reduce-scatter, rounded at every hop",
 }
 _ROWS = {"bf16-reduce-scatter": "BF16 both ways", "fp8-all-to-all": "FP8 codes with scales both ways, sums in FP32"}
+_SLOTS = {"slots": Option(), "limit_mib": Option(least=0)}
+_GENERATION = ("sequences", "prompt", "generated", "top_k", "capacity_percent")
 PARTS: Mapping[str, Part] = {
     "dispatch": Part(
         "Rows of tokens to the ranks of their experts, or all tokens to all ranks and their sums back: one collective",
@@ -125,6 +132,26 @@ PARTS: Mapping[str, Part] = {
             "columns-tied": "as columns; of the head, rows are exchanged by columns and partial logits are summed",
             "gathered-tied": "as columns; for the head, the table is gathered forward and backward",
         },
+    ),
+    "generation": Part(
+        "Text from prompts, experts dealt to the ranks: the prompts of all sequences, then token after token",
+        _GENERATION,
+        {
+            "moesys": "one operator a gate, rows moved to their experts' slots, experts as batched products",
+            "deepspeed": "masks of the gate as one-hot tensors, rows moved by products with them, experts in turn",
+        },
+        least_ranks=1, of_gpt=True,
+    ),
+    "generation-offloaded": Part(
+        "Text from prompts, experts dealt to the ranks and in host memory, some slots of them on the GPU",
+        _GENERATION,
+        {
+            "no-offload": "all experts are where the model computes",
+            "synchronous": "a layer's experts are copied when they are needed, while nothing else runs",
+            "moesys": "a ring: slots of a layer each, the next layers' experts are copied while one computes",
+            "chosen": "slots of an expert each, filled with those that some token wants once the gate says so; ours",
+        },
+        options={"moesys": {**_SLOTS, "keep": Option(least=0)}, "chosen": _SLOTS}, least_ranks=1, of_gpt=True,
     ),
     "gradient-sum": Part("The sum of gradients over replicas, a shard to each", ("parameters",), _SUMS, dtype="fp32"),
     "gradient-error": Part(
@@ -211,4 +238,4 @@ def workload_of(
     one = PARTS[part]
     own = tuple((name, sizes[name]) for name in one.sizes)
     made = StudyWorkload if one.is_studied else PartWorkload
-    return made(part, own, model if one.of_model else "", dtype or one.dtype, seed)
+    return made(part, own, model if one.of_model or one.of_gpt else "", dtype or one.dtype, seed)

@@ -6,13 +6,16 @@ from pydantic import Field, model_validator
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.experiment_schema import Described, SystemName
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.model import shape_of
 from moebench.workloads.part import PARTS, SIZES
 from moebench.workloads.schema import Name, Size, Strict, Text, choice, fault
 from moebench.workloads.suite import PartExperiment, PartGrid, PartReading
 from moebench.workloads.toml_file import Key, TomlFile
 
 PART_METRICS = ("part_time", "deviation", "link_bytes")
-PART_FIGURE_KINDS = ("part-speedup", "part-time")  # by shape, over a baseline or as it is
+# By shape, over a baseline or as it is; by reading, over a baseline; against the memory that it takes, likewise.
+PART_FIGURE_KINDS = ("part-speedup", "part-time", "part-readings", "part-memory")
 _Amount = Annotated[int, Field(ge=0, le=10**12)]
 
 
@@ -34,15 +37,15 @@ class PartReadingFile(Strict):
 
 
 class PartFigureFile(Strict):
-    """Times by shape, over a baseline or as they are."""
+    """Times by shape, over a baseline or as they are; or against memory."""
 
     kind: Annotated[str, choice("figure", PART_FIGURE_KINDS)]
     baseline: SystemName | None = None
 
     @model_validator(mode="after")
     def _compares_with_something(self) -> Self:
-        if (self.kind == PART_FIGURE_KINDS[0]) != (self.baseline is not None):
-            raise fault(f"kind = {PART_FIGURE_KINDS[0]!r} needs a baseline, and no other has one")
+        if (self.kind == "part-time") != (self.baseline is None):
+            raise fault(f"kind = {self.kind!r} {'has no' if self.baseline else 'needs a'} baseline")
         return self
 
 
@@ -90,8 +93,8 @@ def _check(grid: PartGridFile, reading: PartReadingFile) -> None:
     if missing:
         takes = ", ".join(part.sizes)
         raise fault(f"part {grid.part} has no {missing[0]} under reading {reading.name!r}; it takes {takes}")
-    if part.of_model != bool(grid.models):
-        has = "needs models: their files say its other sizes" if part.of_model else "takes no models"
+    if (part.of_model or part.of_gpt) != bool(grid.models):
+        has = "takes no models" if grid.models else "needs models, which say its other sizes"
         raise fault(f"part {grid.part} {has}")
     for dtype in grid.dtypes:
         if dtype not in part.dtypes:
@@ -111,7 +114,12 @@ def part_experiment(model: PartExperimentFile, common: dict[str, Any], file: Tom
     for place, grid in enumerate(model.parts):
         keys: list[Key] = ["experiments", index, "parts", place, "models"]
         for name in grid.models:
-            if name not in decoder_names():
+            if PARTS[grid.part].of_gpt:
+                try:
+                    shape_of(name, GateSpec("switch"), 1, 1)
+                except InputError as error:
+                    raise InputError(f"{file.where(keys)}: {error}") from None
+            elif name not in decoder_names():
                 raise InputError(str(one_of("model with a decoder", name, decoder_names(), file.where(keys))))
     return PartExperiment(
         **common,

@@ -3,18 +3,22 @@
 What the paper leaves open of a part's sizes is an assumption, a reading each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moebench.claims.evidence import Evidence
+from moebench.claims.part_against import condition, curve, is_about
 from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number
 from moebench.claims.reported import UNITS, Claim
-from moebench.claims.scope import CantAnswer, experiment_of, is_size, named
+from moebench.claims.scope import CantAnswer, experiment_of, is_size, named, ranks_of
+from moebench.claims.words import listed
 from moebench.plan_gates import ENGINE as COUNT
 from moebench.plan_parts import workloads
 from moebench.results.rows import DEVIATION, Row
+from moebench.workloads.layer import GateSpec
+from moebench.workloads.model import shape_of
 from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload
 from moebench.workloads.suite import PartExperiment, PartReading, Suite
 
@@ -23,7 +27,8 @@ CROSSOVER, BYTES, GAP = "crossover_top_k", "bytes_reduction", "max_loss_gap"
 TRAINING, DISPATCH = "training", "dispatch"
 # Key of a scope -> the size of a part that it speaks of.
 _SIZES = {"top_k": "top_k", "hidden": "d_model", "tokens": "tokens", "attention_mb": "attention_mb"}
-_KEYS = (*_SIZES, "gpus", "nodes", "gpus_per_node", "dp", "model", "operator", "scope")
+_KEYS = (*_SIZES, "gpus", "nodes", "gpus_per_node", "dp", "model", "operator", "scope", "params", "experts")
+_ALIKE = 0.01  # of parameters, within which a model is the one that a scope means
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,29 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     experiment = experiment_of(claim, suite)
     if not isinstance(experiment, PartExperiment):
         raise CantAnswer(f"experiment {experiment.name} is not about parts")
-    if claim.metric not in (*TIMES, CROSSOVER, BYTES, GAP):
+    if claim.metric not in (*TIMES, CROSSOVER, BYTES, GAP) and not is_about(claim):
         raise CantAnswer(f"no query for the metric {claim.metric} yet")
     distinct: dict[tuple[Point, ...], tuple[Reading, Planned]] = {}  # readings that come to the same points count once
     for place, one in enumerate(experiment.readings):
         planned = points_of(claim, experiment, one)
         distinct.setdefault(tuple(point for point, _ in planned), (Reading(one.name, place == 0), planned))
     engine, rows = _rows(claim, evidence, experiment)
-    found = []
+    memories = _table(evidence, experiment, "peak_memory").get(engine, {})
+    found, judged = [], dict[str, str]()
     for reading, planned in distinct.values():
         try:
-            found.append(_condition(claim, reading, planned, rows))
+            if is_about(claim):
+                points, places = [point for point, _ in planned], tuple(dict.fromkeys(p.topology for p, _ in planned))
+                one, by = condition(claim, reading, points, places, rows, memories, experiment.systems)
+                found.append(one)
+                judged[reading.name] = by
+            else:
+                found.append(_condition(claim, reading, planned, rows))
         except CantAnswer:
             if reading.is_default:
                 raise
-    points = len(next(iter(distinct.values()))[1])
-    return Obtained(engine, tuple(found), len(distinct), points, detail=_detail(claim, rows))
+    count = len(next(iter(distinct.values()))[1])
+    return Obtained(engine, tuple(found), len(distinct), count, detail=_detail(claim, rows) or _at(found, judged))
 
 
 def points_of(claim: Claim, experiment: PartExperiment, reading: PartReading) -> Planned:
@@ -83,7 +95,8 @@ def points_of(claim: Claim, experiment: PartExperiment, reading: PartReading) ->
             continue
         if PARTS[grid.part].is_studied and grid.part != TRAINING:
             continue
-        if not any(name == claim.system for name in grid.systems) and claim.metric != CROSSOVER:
+        have = curve(grid.systems, claim.system) if is_about(claim) else grid.systems.count(claim.system)
+        if not have and claim.metric != CROSSOVER:
             continue
         for workload in workloads(grid, reading):
             if _is_meant(claim, workload):
@@ -95,7 +108,9 @@ def points_of(claim: Claim, experiment: PartExperiment, reading: PartReading) ->
 
 def _is_place(claim: Claim, topology: str) -> bool:
     size = topology.partition("-")[0]
-    return is_size(claim, size) and named(claim, "dp", (size.partition("x")[0],))
+    count, of, _ = claim.scope.get("gpus", "").partition("x")  # `16xA100-40G`
+    is_own = ranks_of(size) == int(count) if of and count.isdecimal() else is_size(claim, size)
+    return is_own and named(claim, "dp", (size.partition("x")[0],))
 
 
 def _is_meant(claim: Claim, workload: PartWorkload | StudyWorkload) -> bool:
@@ -103,6 +118,10 @@ def _is_meant(claim: Claim, workload: PartWorkload | StudyWorkload) -> bool:
     sizes = dict(workload.sizes)
     if not named(claim, "model", (workload.model,)):
         return False
+    if PARTS[workload.part].of_gpt and {"params", "experts"} & set(claim.scope):
+        shape = shape_of(workload.model, GateSpec("switch"), 1, 1)
+        parameters = float(claim.scope.get("params", shape.parameters()))
+        return abs(shape.parameters() / parameters - 1) < _ALIKE and named(claim, "experts", (shape.experts,))
     return all(
         size == "tokens" or size not in sizes or named(claim, key, (sizes[size],)) for key, size in _SIZES.items()
     )
@@ -110,16 +129,34 @@ def _is_meant(claim: Claim, workload: PartWorkload | StudyWorkload) -> bool:
 
 def _rows(claim: Claim, evidence: Evidence, experiment: PartExperiment) -> tuple[str, Table]:
     """Rows of the engine that has most, of the metric that the claim is made of."""
-    metric = {BYTES: "link_bytes", GAP: DEVIATION}.get(claim.metric, "part_time")
+    by_engine = _table(evidence, experiment, {BYTES: "link_bytes", GAP: DEVIATION}.get(claim.metric, "part_time"))
+    engine = max(by_engine, key=lambda name: len(by_engine[name]))
+    if not by_engine[engine]:
+        raise CantAnswer("no results yet of this experiment")
+    return engine, by_engine[engine]
+
+
+def _table(evidence: Evidence, experiment: PartExperiment, metric: str) -> dict[str, dict[tuple[Point, str], Row]]:
+    """Rows of a metric, by engine; what sends nothing says nothing of what is sent."""
     by_engine: dict[str, dict[tuple[Point, str], Row]] = {engine: {} for engine in (*ENGINES, COUNT)}
     for row in evidence.parts:
         if row.experiment != experiment.name or row.metric != metric or (row.value == 0.0 and metric == "link_bytes"):
             continue
         by_engine[row.engine].setdefault((Point(row.part or "", row.shape or "", row.topology), row.system), row)
-    engine = max(by_engine, key=lambda name: len(by_engine[name]))
-    if not by_engine[engine]:
-        raise CantAnswer("no results yet of this experiment")
-    return engine, by_engine[engine]
+    return by_engine
+
+
+def _at(found: Sequence[Condition], judged: Mapping[str, str]) -> str:
+    """What each reading gives, and which variants of a system they are judged by."""
+    if not judged:
+        return ""
+    readings: dict[str, list[str]] = {}
+    for one in found:
+        value = str(one.words[0]) if one.words is not None else f"{one.values[0]:.1%}"
+        readings.setdefault(value, []).append(one.assumption.labels["reading"])
+    told = "; ".join(f"{value} with {listed(names)}" for value, names in readings.items())
+    variants = [name for name in dict.fromkeys(judged.values()) if name]
+    return told + (f"; the knee is {' or '.join(variants)}" if variants else "")
 
 
 def _condition(claim: Claim, reading: Reading, planned: Planned, rows: Table) -> Condition:

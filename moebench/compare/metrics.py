@@ -18,7 +18,10 @@ COUNTS = (
 MODELLED = ("link_bytes", "messages", "port_pressure")
 
 # What follows from a time and the workload; comparing it would count one change twice.
-DERIVED = ("floor_bytes", "floor_flops", "floor_time", "floor_ratio", "achieved_bandwidth", "achieved_rate")
+DERIVED = (
+    *("floor_bytes", "floor_flops", "floor_time", "floor_ratio", "achieved_bandwidth", "achieved_rate"),
+    "formula_time",
+)
 
 # Parts of a whole that is compared itself: a part may grow where the whole shrinks. Shown when asked for.
 PARTS_OF_A_WHOLE = (

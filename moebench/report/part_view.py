@@ -10,6 +10,8 @@ from moebench.claims.reported import UNITS
 from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
+from moebench.part_rows import FORMULA
+from moebench.report import part_memory
 from moebench.report.part_figures import lines_figure, rows_figure
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
 from moebench.results.rows import DEVIATION
@@ -17,6 +19,7 @@ from moebench.results.store import RunFolder
 from moebench.workloads.part import PARTS
 from moebench.workloads.suite import PartExperiment
 
+OF_READINGS = "part-readings"  # a figure in which readings are what is compared
 LONG_S = 0.01  # from here on in milliseconds
 MOST_TABLE_ROWS = 5_000
 ON_AN_AXIS = {"top_k": "choices a token", "attention_mb": "attention's parameters, MB a GPU"}
@@ -47,14 +50,16 @@ def experiment_view(
     own = frame[(frame["experiment"] == experiment.name) & frame["sample"].isna()]
     calls = _calls(own)
     shown = _with_reported(experiment, _shown(experiment, calls), scores)
+    is_of_memory = experiment.figure.get("kind") == part_memory.KIND
+    against = part_memory.with_baseline(experiment, calls) if is_of_memory else None
     engines = set(own["engine"].astype(str))
     return {
         "name": experiment.name,
         "title": experiment.title,
         "question": experiment.question,
         "layer": _what_is_run(experiment),
-        "answer": _answer(experiment, shown),
-        "figures": _figures(experiment, shown),
+        "answer": _answer(experiment, shown) if against is None else part_memory.answer(experiment, against),
+        "figures": _figures(experiment, shown) if against is None else part_memory.memory_figure(experiment, against),
         "tables": _studies(own),
         "not_published": experiment.not_published,
         "caveats": [*experiment.caveats, *[MEASURED] * bool(engines & {"local", "cluster"})],
@@ -66,7 +71,7 @@ def _calls(own: pd.DataFrame) -> pd.DataFrame:
     """One row a case that is timed, with what it sends and holds as columns."""
     found = own[own["metric"] == "part_time"].drop_duplicates("case").copy()
     plain = own[own["detail"].map(lambda detail: not detail).astype(bool)]
-    for metric in ("exposed_communication", "host_bound", "peak_memory"):
+    for metric in ("exposed_communication", "host_bound", "peak_memory", FORMULA):
         one = plain[plain["metric"] == metric].drop_duplicates("case").set_index("case")["value"]
         found[metric] = found["case"].map(one)
     sent = own[own["metric"] == "link_bytes"]
@@ -84,7 +89,9 @@ def _unit(times_s: pd.Series) -> tuple[str, float]:
 
 
 def _shown(experiment: PartExperiment, calls: pd.DataFrame) -> pd.DataFrame:
-    """Those of the default reading on the first node type that ran."""
+    """Those of the default reading on the first node type that ran; all, where readings are what is compared."""
+    if experiment.figure.get("kind") == OF_READINGS:
+        return calls.copy()
     own = calls[calls["is_default"].astype(bool)]
     if own.empty:
         return own.assign(panel="", reported=float("nan"))
@@ -154,18 +161,22 @@ def _figures(experiment: PartExperiment, shown: pd.DataFrame) -> list[Figure]:
     known = shown.dropna(subset="value")
     if known.empty:
         return []
-    axis = next((name for name in ON_AN_AXIS if known[name].notna().all() and len(set(known[name])) > 1), "")
+    is_of_readings = experiment.figure.get("kind") == OF_READINGS
+    on_axis = [] if is_of_readings else list(ON_AN_AXIS)
+    axis = next((name for name in on_axis if known[name].notna().all() and len(set(known[name])) > 1), "")
     names = [name for name in experiment.systems if name in set(known["system"].astype(str))]
     drawn = known.assign(
-        system=known["system"].astype(str), shape=_rows(known),
+        system=known["system"].astype(str),
+        shape=part_memory.by_reading(experiment, known) if is_of_readings else _rows(known),
         panel=known["topology"].astype(str) if axis else known["part"].astype(str),
     )  # fmt: skip
     name, scale = _unit(known["value"])
     scaled = drawn.assign(**{column: drawn[column] * scale for column in ("value", "low", "high", "reported")})
     engine = "simulated" if set(known["engine"].astype(str)) == {"sim"} else "measured"
     caption = (
-        f"Time of one call, {engine}, of the default reading; {'bands' if axis else 'lines'} are 5 to 95 % of the "
-        "draws. Hollow: what the paper reports."
+        f"Time of one call, {engine}, of {'each' if is_of_readings else 'the default'} reading; "
+        f"{'bands' if axis else 'lines'} are 5 to 95 % of the draws."
+        + " Hollow: what the paper reports." * bool(drawn["reported"].notna().any())
     )
     unit = f"time, {name}"
     return [
@@ -227,7 +238,7 @@ def _point_table(drawn: pd.DataFrame) -> Table:
          number((row["reported"] - row["value"]) * scale)]
         for _, row in drawn.iterrows()
     ]  # fmt: skip
-    caption = "Times of the default reading, what they are made of, and what is missing of what was reported"
+    caption = "Times, what they are made of, and what is missing of what was reported"
     return Table(columns, rows, caption, frozenset(columns[4:]))
 
 

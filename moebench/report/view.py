@@ -13,6 +13,7 @@ from moebench.claims.scoreboard import Score, asked_for, scoreboard
 from moebench.claims.verdict import NOT_RUN
 from moebench.claims.words import DEFINITIONS
 from moebench.compare.escape import plain
+from moebench.part_rows import FORMULA
 from moebench.report.claims_view import (
     card,
     claim_key,
@@ -51,7 +52,7 @@ METRICS = (
     *("throughput", "mfu", "exposed_comm", "attention_and_gemm", "other", "bubble_time"),
     *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
     *("setting_time", "settings"),
-    *("link_bytes", "exposed_communication", "host_bound", "loss", "control_deviation"),
+    *("link_bytes", "exposed_communication", "host_bound", "loss", "control_deviation", FORMULA),
     *("error", "largest_error", "gradient_error", "gradient_largest_error"),
     *("alltoall_share_of_step", "alltoall_over_expert_time"),
     *("best_partition_count", "prediction_error", "optimisation_time"),

@@ -90,6 +90,10 @@ class Row:
     vocabulary: int | None = None
     parameters: int | None = None
     steps: int | None = None
+    sequences: int | None = None
+    prompt: int | None = None
+    generated: int | None = None
+    capacity_percent: int | None = None
     low: float | None = None
     high: float | None = None
     sample: int | None = None

@@ -1,7 +1,7 @@
 """The experts of all layers of a model in one file, each expert in whole blocks of the disk.
 
-A header of one block, then layer by layer and in a layer expert by expert w1, w3 and w2, padded to whole blocks: what a
-read past the page cache asks for, of a layer or of one expert.
+A header of one block, then layer by layer and in a layer expert by expert w1, w3 (where experts have a gate) and w2,
+padded to whole blocks: what a read past the page cache asks for, of a layer or of one expert.
 
 N layers, E experts, D model, F feed-forward.
 """
@@ -27,15 +27,19 @@ PAGE_CACHES = ("bypass", "drop", "keep")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
+Weights = tuple[Tensor, Tensor | None, Tensor]  # w1_EDF, w3_EDF where experts have a gate, w2_EFD
+
+
 @dataclass(frozen=True)
 class ExpertLayout:
     """How the experts of a model lie.
 
     Attributes:
         dtype: one of `DTYPES`.
+        matrices: of an expert, 3 with a gate's, 2 without.
 
     Raises:
-        InputError: a size below 1, another dtype.
+        InputError: a size below 1, another dtype or number of matrices.
     """
 
     layers: int
@@ -43,6 +47,7 @@ class ExpertLayout:
     d_model: int
     d_ffn: int
     dtype: str = "float32"
+    matrices: int = 3
 
     def __post_init__(self) -> None:
         for name in ("layers", "experts", "d_model", "d_ffn"):
@@ -50,6 +55,8 @@ class ExpertLayout:
                 raise InputError(f"{name} = {getattr(self, name)}: must be at least 1")
         if self.dtype not in DTYPES:
             raise one_of("dtype", self.dtype, DTYPES)
+        if self.matrices not in (2, 3):
+            raise InputError(f"matrices = {self.matrices}: an expert has 3 with a gate, 2 without")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -59,7 +66,7 @@ class ExpertLayout:
     @property
     def stride_bytes(self) -> int:
         """From one expert to the next: its weights in whole blocks."""
-        weights = 3 * self.d_model * self.d_ffn * self.torch_dtype.itemsize
+        weights = self.matrices * self.d_model * self.d_ffn * self.torch_dtype.itemsize
         return -(-weights // BLOCK_BYTES) * BLOCK_BYTES
 
     @property
@@ -67,8 +74,8 @@ class ExpertLayout:
         """Of the experts of one layer."""
         return self.experts * self.stride_bytes
 
-    def weights(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """w1_EDF, w3_EDF and w2_EFD in a buffer of bytes that holds one expert or several; views."""
+    def weights(self, buffer: Tensor) -> Weights:
+        """w1_EDF, w3_EDF or None, and w2_EFD in a buffer of bytes that holds one expert or several; views."""
         flat = buffer.view(self.torch_dtype)
         stride, size = self.stride_bytes // flat.itemsize, self.d_model * self.d_ffn
         experts = flat.numel() // stride
@@ -76,7 +83,8 @@ class ExpertLayout:
         def part(place: int, rows: int, columns: int) -> Tensor:
             return flat.as_strided((experts, rows, columns), (stride, columns, 1), flat.storage_offset() + place * size)
 
-        return part(0, self.d_model, self.d_ffn), part(1, self.d_model, self.d_ffn), part(2, self.d_ffn, self.d_model)
+        w3_EDF = part(1, self.d_model, self.d_ffn) if self.matrices == 3 else None
+        return part(0, self.d_model, self.d_ffn), w3_EDF, part(self.matrices - 1, self.d_ffn, self.d_model)
 
 
 def aligned_buffer(size: int) -> Tensor:
@@ -93,11 +101,11 @@ def aligned_buffer(size: int) -> Tensor:
     return whole[first : first + size].zero_()
 
 
-def write_expert_file(path: Path, layout: ExpertLayout, layers: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+def write_expert_file(path: Path, layout: ExpertLayout, layers: Iterable[Weights]) -> None:
     """Write the file, one layer at a time; it takes its name when it is complete.
 
     Args:
-        layers: w1_EDF, w3_EDF and w2_EFD of each.
+        layers: w1_EDF, w3_EDF (None without a gate) and w2_EFD of each.
 
     Raises:
         InputError: the disk has no room, which is said before anything is written.
@@ -114,6 +122,10 @@ def write_expert_file(path: Path, layout: ExpertLayout, layers: Iterable[tuple[T
             file.write(json.dumps({"magic": MAGIC, **header}).encode().ljust(BLOCK_BYTES))
             for weights in layers:
                 for view, weight in zip(layout.weights(buffer), weights, strict=True):
+                    if view is None and weight is None:
+                        continue
+                    if view is None or weight is None:
+                        raise ValueError(f"layer {count}: {sum(one is not None for one in weights)} matrices, {layout}")
                     if view.shape != weight.shape or view.dtype != weight.dtype:
                         raise ValueError(f"layer {count}: {list(weight.shape)} {weight.dtype} does not fit {layout}")
                     view.copy_(weight)

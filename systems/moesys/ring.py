@@ -10,13 +10,9 @@ where N is no multiple of K a layer is in another slot the next time. With N slo
 pass. `keep` layers, evenly spread, may stay in slots of their own, which leaves fewer copies a pass to hide; ours.
 """
 
-from torch import Tensor
-
 from moebench.systems.moesys.copies import Copies, Source
-from moebench.systems.moesys.expert_file import ExpertLayout
+from moebench.systems.moesys.expert_file import ExpertLayout, Weights
 from moebench.workloads.errors import InputError
-
-Weights = tuple[Tensor, Tensor, Tensor]  # w1_EDF, w3_EDF, w2_EFD
 
 
 def check_slots(slots: int, layers: int, keep: int = 0) -> None:

@@ -8,6 +8,7 @@ T tokens, N = K T rows of their routes, D model, E experts, M slots.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -19,7 +20,7 @@ from moebench.kernels.permute import permute, unpermute
 from moebench.kernels.region import region
 from moebench.systems.megascale.routing import Routes, rows_of
 from moebench.systems.moesys.copies import Copies, Source
-from moebench.systems.moesys.ring import Weights
+from moebench.systems.moesys.expert_file import Weights
 from moebench.workloads.errors import InputError
 
 
@@ -130,7 +131,13 @@ class ChosenExperts:
 
     def _computed(self, layer: int, x_ND: Tensor, counts: list[int]) -> Tensor:
         y_ND, ends = torch.empty_like(x_ND), [sum(counts[: expert + 1]) for expert in range(len(counts))]
-        wanted = [expert for expert, count in enumerate(counts) if count]
+        for expert, (w1, w3, w2) in self.each(layer, [expert for expert, count in enumerate(counts) if count]):
+            begin, end = ends[expert] - counts[expert], ends[expert]
+            y_ND[begin:end] = expert_ffn(x_ND[begin:end], w1[0], w2[0], w3 if w3 is None else w3[0], "swiglu")
+        return y_ND
+
+    def each(self, layer: int, wanted: Sequence[int]) -> Iterator[tuple[int, Weights]]:
+        """The experts of a layer that are wanted, each with its weights, [1, ...], until the next one is asked for."""
         there = [expert for expert in wanted if (layer, expert) in self._there]
         missing = deque(expert for expert in wanted if (layer, expert) not in self._there)
         self.hits, self.misses = self.hits + len(there), self.misses + len(missing)
@@ -145,10 +152,7 @@ class ChosenExperts:
             expert = waiting.popleft()
             slot = self._there[layer, expert]
             self.copies.wait(slot)
-            w1, w3, w2 = (weight[0] for weight in self.layout.weights(self.copies.slots[slot]))
-            begin, end = ends[expert] - counts[expert], ends[expert]
-            y_ND[begin:end] = expert_ffn(x_ND[begin:end], w1, w2, w3, "swiglu")
-        return y_ND
+            yield expert, self.layout.weights(self.copies.slots[slot])
 
     def _room(self, layer: int, waiting: deque[int]) -> int | None:
         """A slot that nobody needs any more; None where all hold experts that still have to compute."""

@@ -7,9 +7,10 @@ from moebench.systems.part_registry import make
 
 
 def first_tensor(found):
-    """Of whatever a part returns: a tensor, several, or chunks of them."""
+    """Of whatever a part returns the first tensor of numbers that round: a tensor, several, or chunks of them."""
     while not hasattr(found, "add_"):
-        found = getattr(found, "h_NF", None) or found[0]
+        pieces = [getattr(found, "h_NF", None)] if hasattr(found, "h_NF") else list(found)
+        found = next(one for one in pieces if not hasattr(one, "add_") or one.is_floating_point())
     return found
 
 

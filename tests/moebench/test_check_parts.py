@@ -11,7 +11,7 @@ from tests.moebench import part_functions
 
 SIZES = {"tokens": 64, "d_model": 8, "top_k": 2, "steps": 1}
 SIZES |= {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 0}
-SIZES |= {"vocabulary": 30}
+SIZES |= {"vocabulary": 30, "sequences": 1, "prompt": 1, "generated": 1, "capacity_percent": 100}
 
 
 @pytest.fixture(autouse=True)

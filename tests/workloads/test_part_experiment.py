@@ -57,7 +57,7 @@ def test_a_part_names_its_cases_and_fills_its_columns():
     assert one.labels == (("ag+scatter+groupedgemm", "mixtral-8x7b-t64-p2"), ())
     assert one.columns["model"] == "mixtral-8x7b"
     assert (one.size("products"), one.columns["tokens"]) == (2, 64)
-    assert one.problem(1) == "a part needs two ranks and more, not 1"
+    assert one.problem(1) == "part ag+scatter+groupedgemm needs 2 ranks and more, not 1"
     assert workload_of("dispatch", {"tokens": -8, "d_model": 1, "top_k": 1}).problem(2).startswith("tokens = -8")
     assert isinstance(workload_of("training", {"steps": 3}, "mixtral-8x7b"), StudyWorkload)
 

@@ -49,8 +49,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: GPT2MoEShape, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.up = nn.Linear(shape.d_model, shape.d_ffn, device=device, dtype=dtype)
-        self.down = nn.Linear(shape.d_ffn, shape.d_model, device=device, dtype=dtype)
+        self.up = nn.Linear(shape.d_model, shape.dense_width, device=device, dtype=dtype)
+        self.down = nn.Linear(shape.dense_width, shape.d_model, device=device, dtype=dtype)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Rows through the network."""
@@ -82,6 +82,10 @@ class Block(nn.Module):
         """Rows through the block."""
         with region("attention"):
             x_TD = x_TD + self.attention(self.norm1(x_TD))
+        return self.feed(x_TD)
+
+    def feed(self, x_TD: Tensor) -> Tensor:
+        """The rows behind attention through the rest of the block."""
         with region("dense"):
             h_TD = self.norm2(x_TD)
         y_TD = self.ffn(h_TD)
@@ -174,7 +178,7 @@ class GPT2MoE(nn.Module):
             elif "norm" not in name:
                 parameter.zero_()
         for layer in (block.ffn for block in self.blocks):
-            if isinstance(layer, MoE):
+            if isinstance(layer, MoE) and layer.has_weights:
                 self._initialise_experts(layer, seed, scaled)
 
     def _initialise_experts(self, layer: MoE, seed: int, scaled: float) -> None:

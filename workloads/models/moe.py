@@ -66,7 +66,10 @@ class MoE(nn.Module):
     Attributes:
         router_ED: no bias; every rank holds the same.
         w1_LDF, b1_LF, w2_LFD, b2_LD: the experts of this rank, `is_expert`.
+        has_weights: whether w1 and w2 are here; a layer whose experts come from elsewhere has their biases alone.
     """
+
+    has_weights = True
 
     def __init__(self, shape: GPT2MoEShape, group: Group, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -77,10 +80,15 @@ class MoE(nn.Module):
             return nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
 
         self.router_ED = empty(shape.experts, d_model)
-        self.w1_LDF, self.b1_LF = empty(local, d_model, d_ffn), empty(local, d_ffn)
-        self.w2_LFD, self.b2_LD = empty(local, d_ffn, d_model), empty(local, d_model)
-        for parameter in (self.w1_LDF, self.b1_LF, self.w2_LFD, self.b2_LD):
-            parameter.is_expert = True  # type: ignore[attr-defined]
+        if self.has_weights:
+            self.w1_LDF = empty(local, d_model, d_ffn)
+        self.b1_LF = empty(local, d_ffn)
+        if self.has_weights:
+            self.w2_LFD = empty(local, d_ffn, d_model)
+        self.b2_LD = empty(local, d_model)
+        for name, parameter in self.named_parameters():
+            if name != "router_ED":
+                parameter.is_expert = True  # type: ignore[attr-defined]
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """One rank's tokens through the layer."""
@@ -93,7 +101,7 @@ class MoE(nn.Module):
         with region("exchange"):
             x_ND = self.send(x_ND)
         with region("experts"):
-            y_ND = self.run_experts(x_ND)
+            y_ND = self.run_experts(x_ND, routes)
         with region("exchange"):
             y_ND = self.send_back(y_ND)
         with region("combine"):
@@ -107,13 +115,29 @@ class MoE(nn.Module):
         """The other way."""
         return all_to_all(y_ND, self.group)
 
-    def run_experts(self, x_ND: Tensor) -> Tensor:
-        """Rows by (source rank, local expert) through the local experts, and back in the same order."""
-        local, d_model = self.w1_LDF.shape[0], x_ND.shape[1]
+    def run_experts(self, x_ND: Tensor, routes: Routes) -> Tensor:
+        """Rows by (source rank, local expert) through the local experts, and back in the same order.
+
+        Args:
+            routes: of this rank's tokens.
+        """
+        weights = (self.w1_LDF, self.b1_LF, self.w2_LFD, self.b2_LD)
+        return self.by_source(self.products(self.by_expert(x_ND), *weights), x_ND.shape[0])
+
+    def by_expert(self, x_ND: Tensor) -> Tensor:
+        """Rows by (source rank, local expert) as [L, rows of an expert, D]; a copy."""
+        local, d_model = self.b1_LF.shape[0], x_ND.shape[1]
         x_RLCD = x_ND.view(self.group.size, local, -1, d_model)
-        x_LMD = x_RLCD.transpose(0, 1).reshape(local, -1, d_model)
-        h_LMF = torch.baddbmm(self.b1_LF.unsqueeze(1), x_LMD, self.w1_LDF)
-        h_LMF = torch.relu(h_LMF) if self.shape.activation == "relu" else F.gelu(h_LMF)
-        y_LMD = torch.baddbmm(self.b2_LD.unsqueeze(1), h_LMF, self.w2_LFD)
+        return x_RLCD.transpose(0, 1).reshape(local, -1, d_model)
+
+    def by_source(self, y_LMD: Tensor, rows: int) -> Tensor:
+        """What `by_expert` gave, back in the order of source ranks; a copy."""
+        local, _, d_model = y_LMD.shape
         y_LRCD = y_LMD.view(local, self.group.size, -1, d_model)
-        return y_LRCD.transpose(0, 1).reshape(x_ND.shape)
+        return y_LRCD.transpose(0, 1).reshape(rows, d_model)
+
+    def products(self, x_LMD: Tensor, w1_LDF: Tensor, b1_LF: Tensor, w2_LFD: Tensor, b2_LD: Tensor) -> Tensor:
+        """The rows of experts through their weights."""
+        h_LMF = torch.baddbmm(b1_LF.unsqueeze(1), x_LMD, w1_LDF)
+        h_LMF = torch.relu(h_LMF) if self.shape.activation == "relu" else F.gelu(h_LMF)
+        return torch.baddbmm(b2_LD.unsqueeze(1), h_LMF, w2_LFD)

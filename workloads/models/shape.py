@@ -21,7 +21,8 @@ class GPT2MoEShape:
     """A decoder as GPT-2, where blocks 0, `moe_every`, 2 `moe_every`, ... have experts in place of the dense FFN.
 
     Attributes:
-        layers, d_model, heads, d_ffn: of the transformer; the experts have the same d_ffn.
+        layers, d_model, heads, d_ffn: of the transformer; the d_ffn is that of the experts.
+        dense_ffn: of blocks without experts; 0: as wide as an expert.
         experts: E over all ranks.
         batch_size, sequence: B and S of one rank.
         vocabulary, positions: rows of the two embeddings; the output head is the first of them.
@@ -43,6 +44,7 @@ class GPT2MoEShape:
     gate: GateSpec = field(default_factory=lambda: GateSpec("switch"))
     capacity_factor: float = 1.0
     moe_every: int = 2
+    dense_ffn: int = 0
     vocabulary: int = 50257
     positions: int = 1024
     activation: str = "relu"
@@ -68,9 +70,14 @@ class GPT2MoEShape:
         return tuple(range(0, self.layers, self.moe_every))
 
     @property
+    def dense_width(self) -> int:
+        """F of blocks without experts."""
+        return self.dense_ffn or self.d_ffn
+
+    @property
     def shared_parameters(self) -> int:
         """Parameters that every rank holds alike: all but the experts'."""
-        d_model, d_ffn, sparse = self.d_model, self.d_ffn, len(self.moe_blocks)
+        d_model, d_ffn, sparse = self.d_model, self.dense_width, len(self.moe_blocks)
         attention = 4 * d_model * d_model + 4 * d_model
         norms = 4 * d_model
         dense = 2 * d_model * d_ffn + d_ffn + d_model
@@ -104,6 +111,8 @@ class GPT2MoEShape:
         for name in (*at_least_one, "vocabulary", "positions"):
             if getattr(self, name) < 1:
                 return f"{name} = {getattr(self, name)}: must be at least 1"
+        if self.dense_ffn < 0:
+            return f"dense_ffn = {self.dense_ffn}: must not be negative"
         if self.d_model % self.heads:
             return f"d_model = {self.d_model} is not divisible by heads = {self.heads}"
         if self.experts % ranks:
@@ -152,5 +161,18 @@ def gpt_4096_moe(ranks: int, batch_size: int, gate: GateSpec | None = None) -> G
     shape = GPT2MoEShape(
         12, 4096, 64, 4 * 4096, ranks, batch_size, sequence=1024, moe_every=1, vocabulary=50304, activation="gelu",
         optimizer="adamw", recompute=True, clip_norm=1.0,
+    )  # fmt: skip
+    return shape if gate is None else replace(shape, gate=gate)
+
+
+def gpt_58b_moe(ranks: int, batch_size: int, gate: GateSpec | None = None) -> GPT2MoEShape:
+    """A model of 58.2 billion parameters with 32 experts, of which MoESys' inference says no more than that: a guess.
+
+    Widths and depths that are usual have that number once: 48 layers of 4096, every other one with experts, which are
+    half as wide as a dense FFN. Heads are those of MoESys' other models, positions are 2,048.
+    """
+    shape = GPT2MoEShape(
+        48, 4096, 64, 2 * 4096, 32, batch_size, sequence=1024, dense_ffn=4 * 4096, vocabulary=50304, positions=2048,
+        activation="gelu",
     )  # fmt: skip
     return shape if gate is None else replace(shape, gate=gate)
