@@ -280,6 +280,7 @@ def _model_experiment(model: ModelExperimentFile, file: TomlFile, index: int) ->
         gates=gates,
         readings=tuple(readings),
         clusters=dict(model.clusters),
+        words=dict(model.words),
     )
 
 

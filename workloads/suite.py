@@ -182,6 +182,7 @@ class ModelExperiment(Experiment):
         node_types: all of them are the paper's own, none is an assumption.
         readings: the first is the default, the others are swept as assumptions.
         clusters: what the paper calls a node type.
+        words: what figures and tables call a system.
     """
 
     systems: tuple[str, ...]
@@ -189,6 +190,7 @@ class ModelExperiment(Experiment):
     gates: tuple[GateSpec, ...]
     readings: tuple[ModelReading, ...]
     clusters: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
     kind: str = "model"
 
 

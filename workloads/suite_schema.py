@@ -52,7 +52,8 @@ GIVEN_LOGITS = ("iid", "exact", "zipf")
 FIGURE_KINDS = ("speedup", "breakdown")  # speedup against batch size, a panel a gate; steps by region, one a size
 KERNEL_FIGURE_KINDS = ("kernel-speedup",)  # speedup by shape, a panel a direction
 EXCHANGE_FIGURE_KINDS = ("condition-map",)  # speedup by payload and topology
-MODEL_FIGURE_KINDS = ("model-speedup",)  # speedup by size, a panel a model and node type
+# Speedup by size, a panel a model and node type; memory and speed by system, a panel a point.
+MODEL_FIGURE_KINDS = ("model-speedup", "model-ablation")
 ONE_DEVICE = "1x1"
 
 
@@ -275,7 +276,8 @@ class ModelReadingFile(Strict):
 
 
 class ModelFigureFile(Strict):
-    """How many times faster than the baseline each system is, by the number of GPUs."""
+    """How many times faster than the baseline each system is, by the number of GPUs; or what each holds and how fast it
+    is, beside the baseline."""
 
     kind: Annotated[str, choice("figure", MODEL_FIGURE_KINDS)]
     baseline: SystemName
@@ -293,6 +295,7 @@ class ModelExperimentFile(Described):
     node_types: Annotated[list[Name], Field(min_length=1)]
     readings: Annotated[list[ModelReadingFile], Field(min_length=1)]
     clusters: dict[Name, Name] = Field(default_factory=dict)
+    words: dict[SystemName, Text] = Field(default_factory=dict)
     figure: ModelFigureFile | None = None
 
     @model_validator(mode="after")
@@ -315,6 +318,13 @@ class ModelExperimentFile(Described):
     def _compares_its_own_systems(self) -> Self:
         if self.figure is not None and self.figure.baseline not in self.systems:
             raise fault(one_of("baseline", self.figure.baseline, self.systems, "figure"))
+        for system in self.words:
+            if system not in self.systems:
+                raise fault(one_of("system of words", system, self.systems))
+        called = [self.words.get(system, system) for system in dict.fromkeys(self.systems)]
+        for word in called:
+            if called.count(word) > 1:
+                raise fault(f"words: two systems are called {word!r}")
         return self
 
 

@@ -48,7 +48,7 @@ def drawn_of(experiment: ModelExperiment, own: pd.DataFrame) -> Drawn:
         return Drawn(found.rename(columns=names), f"speedup over {baseline}", "Speedup", "x", baseline)
     what, unit, scale = METRICS.get(experiment.metric, (experiment.metric, "", 1.0))
     rows = own[own["metric"] == experiment.metric].drop_duplicates([*POINT, "system"])
-    draws = [scale * _draws(row) for _, row in rows.iterrows()]
+    draws = [scale * draws_of(row) for _, row in rows.iterrows()]
     return Drawn(_with(rows, "shown", draws), f"{what.lower()}, {unit}", what, unit)
 
 
@@ -163,8 +163,8 @@ def speedups(steps: pd.DataFrame, baseline: str, point: Sequence[str] = POINT) -
     for _, own in steps.groupby(list(point), sort=False, observed=True):
         base = own[own["system"] == baseline]
         for at, row in own.iterrows():
-            theirs = _draws(base.iloc[0]) if len(base) else np.array([np.nan])
-            ours = _draws(row)
+            theirs = draws_of(base.iloc[0]) if len(base) else np.array([np.nan])
+            ours = draws_of(row)
             with np.errstate(invalid="ignore"):
                 ratios.append(theirs / ours if len(theirs) in (1, len(ours)) else np.array([np.nan]))
             rows.append(at)
@@ -173,12 +173,13 @@ def speedups(steps: pd.DataFrame, baseline: str, point: Sequence[str] = POINT) -
 
 def _with(rows: pd.DataFrame, name: str, draws: Sequence[np.ndarray]) -> pd.DataFrame:
     """Rows with columns of a name: the nominal value, and `_low` and `_high`, 5 to 95 % of the others."""
-    spans = [_span(one[1:]) for one in draws]
+    spans = [span_of(one[1:]) for one in draws]
     columns = [[float(one[0]) for one in draws], [low for low, _ in spans], [high for _, high in spans]]
     return rows.assign(**dict(zip((name, f"{name}_low", f"{name}_high"), columns)))
 
 
-def _span(values: np.ndarray) -> tuple[float, float]:
+def span_of(values: np.ndarray) -> tuple[float, float]:
+    """5 and 95 % of draws; NaN of fewer than two."""
     known = values[~np.isnan(values)]
     if known.size < 2:
         return float("nan"), float("nan")
@@ -186,7 +187,8 @@ def _span(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _draws(row: pd.Series) -> np.ndarray:
+def draws_of(row: pd.Series) -> np.ndarray:
+    """The value on the nominal machine, then those of the draws; the value alone where there are none."""
     draws = row["draws"]
     if isinstance(draws, (list, tuple, np.ndarray)) and len(draws):
         return np.array([np.nan if value is None else value for value in draws], dtype=float)

@@ -6,8 +6,10 @@ from typing import Any
 import pandas as pd
 
 from moebench.claims.scoreboard import Score
+from moebench.report import ablation_view
+from moebench.report.memory_tables import NOTE, memory_tables
 from moebench.report.model_figures import POINT, answer_of, drawn_of, figures_of
-from moebench.report.parts import Table, number, percent, times
+from moebench.report.parts import Figure, Table, number, percent, times
 from moebench.results.store import RunFolder
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.model import shape_of
@@ -35,8 +37,8 @@ def experiment_view(
         frame: rows of the run.
     """
     own = _in_order(frame[(frame["experiment"] == experiment.name) & frame["sample"].isna()], experiment)
-    drawn = drawn_of(experiment, own[own["is_default"].astype(bool)])
-    answer = answer_of(experiment, drawn)
+    answer, figures = _drawn(experiment, own)
+    memory = memory_tables(experiment, own, [one.claim for one in scores])
     return {
         "name": experiment.name,
         "title": experiment.title,
@@ -44,12 +46,21 @@ def experiment_view(
         "layer": _what_is_run(experiment),
         "answer": answer,
         "finding": answer and f"{experiment.title}: {answer}",
-        "figures": figures_of(experiment, drawn),
-        "tables": [],
+        "figures": figures,
+        "tables": memory,
         "not_published": experiment.not_published,
-        "caveats": experiment.caveats,
+        "caveats": (*experiment.caveats, *([NOTE] if memory else [])),
         "cases": _case_table(own),
     }
+
+
+def _drawn(experiment: ModelExperiment, own: pd.DataFrame) -> tuple[str, list[Figure]]:
+    """What the figure says in a sentence, and the figure."""
+    if experiment.figure.get("kind") == "model-ablation":
+        answer = ablation_view.answer_of(experiment, own)
+        return answer, ablation_view.ablation_figures(experiment, own, answer)
+    drawn = drawn_of(experiment, own[own["is_default"].astype(bool)])
+    return answer_of(experiment, drawn), figures_of(experiment, drawn)
 
 
 def _in_order(own: pd.DataFrame, experiment: ModelExperiment) -> pd.DataFrame:

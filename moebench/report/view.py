@@ -54,7 +54,7 @@ METRICS = (
     *("setting_time", "settings"),
     *("link_bytes", "exposed_communication", "host_bound", "loss", "control_deviation", FORMULA),
     *("error", "largest_error", "gradient_error", "gradient_largest_error"),
-    *("alltoall_share_of_step", "alltoall_over_expert_time"),
+    *("alltoall_share_of_step", "alltoall_over_expert_time", "lasting_memory"),
     *("best_partition_count", "prediction_error", "optimisation_time"),
 )
 

@@ -55,7 +55,7 @@ def test_a_gain_in_general_is_the_mean_over_all_sizes():
 
 def test_memory_is_that_of_the_system_itself():
     """In GB of 10^9 bytes, of the size that the scope names."""
-    memory = {"deepspeed": 66.0, "deepspeed+zero=2": 55.0, "moesys": 54.0}
+    memory = {"deepspeed": 66.0, "deepspeed+zero=2": 55.0, "moesys": 54.0, "moesys+stage=3": 53.0}
     found = judged(CLAIMS["moesys-train-64-mem-deepspeed"], eightfold, lambda case: memory[case.system])
     assert (found.verdict, found.obtained) == (v.REPRODUCED, pytest.approx(66.0))
     own = judged(
