@@ -22,7 +22,7 @@ from moebench.systems.part_interface import Setting, number, parsed
 from moebench.systems.part_registry import make, small_system
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.models.decoder import DecoderShape
-from moebench.workloads.part import PARTS, PartWorkload, workload_of
+from moebench.workloads.part import PARTS, PartWorkload
 
 TIMEOUT_MORE_S = 5.0
 SHAPE = DecoderShape(16, 8, 4, 4, 8, 8, 3)
@@ -33,7 +33,10 @@ SIZES_OF = {
     "parameter-sync": {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 1},  # ten kilobytes
     "generation": _GENERATION,
     "generation-offloaded": _GENERATION,
-}
+    "expert-cache": {"tokens": 3, "experts": 4, "top_k": 2, "layers": 2, "steps": 12, "turn_steps": 5, "passes": 3,
+                     "cache_sizes": 3},
+}  # fmt: skip
+ROUTING = "zipf-1"  # of a part that has any
 GPT = "gpt2-moe+layers=7+d_model=16+heads=2+vocabulary=64+sequence=8"  # four layers of experts
 TILE = 2
 OWN_DTYPE = ("gradient-sum", "row-sum")  # whose point is how they round
@@ -71,8 +74,9 @@ def _problem(group: Group, part: str, system: str, products: int, top_k: int) ->
     chunks = number(parsed(part, system)[1], "chunks", 1)
     tokens = SIZES["tokens"] * (chunks // math.gcd(chunks, SIZES["tokens"] // group.size))  # that the chunks divide
     sizes = {**SIZES, "products": products, "top_k": top_k, "tokens": tokens, **SIZES_OF.get(part, {})}
-    workload = workload_of(part, sizes, GPT)
-    assert isinstance(workload, PartWorkload)
+    own = tuple((name, sizes[name]) for name in known.sizes)
+    model, routing = GPT if known.of_gpt else "", ROUTING if known.has_routing else ""
+    workload = PartWorkload(part, own, model, known.dtype, routing=routing)
     dtype = torch_dtype(known.dtype) if part in OWN_DTYPE else torch.float64
     shape = SHAPE if known.of_model else None
     first = None

@@ -1,4 +1,4 @@
-"""What a part does to numbers, counted on real ranks of this machine: errors of sums, and the losses of a training.
+"""What a part does, counted on this machine: errors of sums, the losses of a training, the hits of a cache.
 
 `deviation` is what a case is about. Of sums it is the root mean square of their errors over that of the sums; of a
 training the largest difference of any step's loss from the one with FP32 sums, in nats.
@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from moebench import cache_study
 from moebench.case import Case
 from moebench.plan_parts import of_part
 from moebench.ranks import run_ranks
 from moebench.results.rows import DEVIATION, Row, row_of
-from moebench.systems.part_registry import STUDIES
-from moebench.workloads.part import PARTS
+from moebench.systems.part_registry import COUNTS, STUDIES
+from moebench.workloads.part import PARTS, StudyWorkload
 
 REPLICAS = (2, 4, 8)  # among which gradients are summed
 TRAINED_ON = 2
@@ -25,14 +26,19 @@ _EXPECTED_S = {"training": 15.0, "gradient-error": 2.0, "row-error": 2.0}
 
 def expected(case: Case) -> tuple[float, str]:
     """Time of a study; its ways share one, so each has its part of it."""
-    part = of_part(case).part
-    return _EXPECTED_S[part] / len(PARTS[part].systems), ""
+    workload = of_part(case)
+    if isinstance(workload, StudyWorkload) and workload.part in COUNTS:
+        return cache_study.expected_s(workload), ""
+    return _EXPECTED_S[workload.part] / len(PARTS[workload.part].systems), ""
 
 
 def rows_of(case: Case, hardware: str) -> list[Row]:
     """The rows of a case that is studied."""
     workload = of_part(case)
-    found = {"training": _training, "gradient-error": _gradient_error, "row-error": _row_error}[workload.part](case)
+    if isinstance(workload, StudyWorkload) and workload.part in COUNTS:
+        found = cache_study.found(workload, case.system)
+    else:
+        found = {"training": _training, "gradient-error": _gradient_error, "row-error": _row_error}[workload.part](case)
     return [row_of(case, hardware, metric, unit, value, detail=detail) for metric, unit, value, detail in found]
 
 

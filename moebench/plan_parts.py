@@ -36,6 +36,8 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
                 parsed(grid.part, name)
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
+        if PARTS[grid.part].is_studied:
+            _check_studies(experiment, grid, where)
         for model in grid.models:
             if grid.part in OF_ATTENTION and load_decoder(model, where).latent is not None:
                 raise InputError(f"{where}: part {grid.part} has grouped heads, model {model} has latent attention")
@@ -44,6 +46,18 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
         "dtype": [dtype for grid in experiment.parts for dtype in grid.dtypes or (PARTS[grid.part].dtype,)],
         "system": list(dict.fromkeys([*known, *experiment.systems])),
     }
+
+
+def _check_studies(experiment: PartExperiment, grid: PartGrid, where: str) -> None:
+    """Refuse a study whose sizes have no meaning: no rank is asked, so that nobody would say so later."""
+    from moebench.systems.part_registry import problem
+
+    least = PARTS[grid.part].least_ranks
+    for reading, system in product(experiment.readings, grid.systems):
+        for workload in workloads(grid, reading):
+            reason = problem(workload, system, None, least, least, 1)
+            if reason is not None:
+                raise InputError(f"{where}: part {grid.part}: {reason}")
 
 
 def cases(experiment: PartExperiment, context: Context) -> Iterator[Case]:
@@ -81,11 +95,12 @@ def cases(experiment: PartExperiment, context: Context) -> Iterator[Case]:
 def workloads(
     grid: PartGrid, reading: PartReading, seed: int = 0
 ) -> Iterator[PartWorkload | StudyWorkload]:
-    """Every combination of a grid's models and sizes; what it leaves open, the reading says."""
+    """Every combination of a grid's models, routings and sizes; what it leaves open, the reading says."""
     named = {name: size for name, size in reading.sizes.items() if name in PARTS[grid.part].sizes}
-    for model, dtype in product(grid.models or ("",), grid.dtypes or ("",)):
+    apart = product(grid.models or ("",), grid.dtypes or ("",), grid.routings or ("",))
+    for model, dtype, routing in apart:
         for sizes in product(*grid.sizes.values()):
-            yield workload_of(grid.part, named | dict(zip(grid.sizes, sizes)), model, seed, dtype)
+            yield workload_of(grid.part, named | dict(zip(grid.sizes, sizes)), model, seed, dtype, routing)
 
 
 def _check_options(workload: PartWorkload | StudyWorkload, system: str, size: str, where: str) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 from moebench.systems.part_interface import PartCall, Setting, number, parsed, positions_of
 from moebench.workloads.errors import InputError
 from moebench.workloads.models.decoder import DecoderShape
-from moebench.workloads.part import PARTS, PartWorkload
+from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload
 
 _PAIRS, _SUMS = "moebench.systems.megascale.part_pairs", "moebench.systems.megascale.part_sums"
 _GENERATION, _GENERATIONS = "moebench.systems.moesys.part_generation", ("generation", "generation-offloaded")
+_CACHE = "moebench.systems.moesys.part_cache"
 MAKERS = {
     **dict.fromkeys(_GENERATIONS, f"{_GENERATION}:generation"),
     "dispatch": f"{_SUMS}:dispatch",
@@ -22,9 +23,10 @@ MAKERS = {
     "embedding": "moebench.systems.moesys.part_embedding:embedding",
     "gradient-sum": f"{_SUMS}:gradient_sum",
     "row-sum": f"{_SUMS}:row_sum",
+    "expert-cache": f"{_CACHE}:expert_cache",
 }
 # Of parts that know themselves why they can't run: `(workload, system, ranks) -> a reason, or None`.
-PROBLEMS = dict.fromkeys(_GENERATIONS, f"{_GENERATION}:problem")
+PROBLEMS = dict.fromkeys(_GENERATIONS, f"{_GENERATION}:problem") | {"expert-cache": f"{_CACHE}:problem"}
 # Of parts that know what they take of a rank: `(workload, system, ranks) -> bytes held, FLOPs of a call`.
 BURDENS = dict.fromkeys(_GENERATIONS, f"{_GENERATION}:burden")
 # Of parts whose options depend on their sizes: `(workload, system, ranks) -> None`, raises InputError.
@@ -33,6 +35,8 @@ CHECKS = {"generation-offloaded": f"{_GENERATION}:check_options"}
 SMALL = {"generation-offloaded": f"{_GENERATION}:small_system"}
 # Of parts with a formula: `(workload, system, ranks, seconds that compute, of that in experts, that copy) -> seconds`.
 FORMULAS = {"generation-offloaded": f"{_GENERATION}:by_formula"}
+# Counted without ranks: `(workload, system, logits of a routing that is trained) -> numbers`.
+COUNTS = {"expert-cache": f"{_CACHE}:hit_rates"}
 # Run on ranks: `(group, systems, sizes, seed) -> numbers by system`.
 STUDIES = {
     "training": "moebench.systems.megascale.studies:training_losses",
@@ -90,13 +94,23 @@ def by_formula(
     return None if known is None else _found(known)(workload, system, ranks, compute_s, experts_s, copying_s)
 
 
+def counted(workload: StudyWorkload, system: str, logits_of: Callable[..., Any] | None) -> Any:
+    """What is counted of a part without ranks."""
+    return _found(COUNTS[workload.part])(workload, system, logits_of)
+
+
 def _found(target: str) -> Callable[..., Any]:
     module, function = target.split(":")
     return getattr(import_module(module), function)
 
 
 def problem(
-    workload: PartWorkload, system: str, shape: DecoderShape | None, ranks: int, per_node: int, tile: int
+    workload: PartWorkload | StudyWorkload,
+    system: str,
+    shape: DecoderShape | None,
+    ranks: int,
+    per_node: int,
+    tile: int,
 ) -> str | None:
     """Why a part can't run on so many ranks, naming the sizes; None when it can."""
     reason = workload.problem(ranks)
@@ -119,7 +133,9 @@ def problem(
             return f"vocabulary = {vocabulary}, d_model = {width}: at least 1, and columns for ranks = {ranks} evenly"
     if "products" in part.sizes and workload.size("products") not in (1, 2):
         return f"products = {workload.size('products')}: 1, or 2 with a gate's"
-    return None if shape is None else _of_shape(workload, system, shape, ranks, tile)
+    if shape is None or isinstance(workload, StudyWorkload):
+        return None
+    return _of_shape(workload, system, shape, ranks, tile)
 
 
 def _of_shape(workload: PartWorkload, system: str, shape: DecoderShape, ranks: int, tile: int) -> str | None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from moebench.workloads.part_routing import label_of
+
 # Sizes of parts -> their letter in the name of a case.
 SIZES: Mapping[str, str] = {
     "tokens": "t",  # of all ranks of a node together
@@ -26,8 +28,14 @@ SIZES: Mapping[str, str] = {
     "capacity_percent": "c",  # slots of all experts over routes
     "parameters": "n",  # gradients that a rank holds
     "steps": "s",
+    "experts": "e",
+    "layers": "l",
+    "turn_steps": "u",  # after so many steps others are popular; 0: never
+    "passes": "p",  # that a step asks for its states in: 1 forward; 3 forward, backward and update
+    "cache_sizes": "c",  # that are tried, evenly between none and all of the states
 }
 MEGA = 10**6
+BOUND, STEP_BEFORE = "clairvoyant", "step-before"  # of ways to have states at hand: what none exceeds; what is no cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,8 @@ class Part:
         least_ranks: that it has a meaning on.
         of_model: whether its other sizes are those of a decoder; of_gpt: those of a model that trains.
         is_studied: whether it is run for real on seeded numbers, and what becomes of them is counted: nothing is timed.
+        counts: what is counted of it.
+        has_routing: whether a suite says which experts its tokens choose.
     """
 
     what: str
@@ -69,6 +79,8 @@ class Part:
     of_model: bool = False
     of_gpt: bool = False
     is_studied: bool = False
+    counts: str = "deviation"
+    has_routing: bool = False
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -90,6 +102,13 @@ _SUMS = {
 _ROWS = {"bf16-reduce-scatter": "BF16 both ways", "fp8-all-to-all": "FP8 codes with scales both ways, sums in FP32"}
 _SLOTS = {"slots": Option(), "limit_mib": Option(least=0)}
 _GENERATION = ("sequences", "prompt", "generated", "top_k", "capacity_percent")
+_CACHE = {
+    "threshold": Option(2, least=0),
+    "decay_percent": Option(50, least=0),
+    "period": Option(256),
+    "victim": Option("least-if-above", words=("least-if-above", "least-above-threshold")),
+    "fallback": Option("bypass", words=("bypass", "least")),
+}
 PARTS: Mapping[str, Part] = {
     "dispatch": Part(
         "Rows of tokens to the ranks of their experts, or all tokens to all ranks and their sums back: one collective",
@@ -164,6 +183,18 @@ PARTS: Mapping[str, Part] = {
     "row-error": Part(
         "How far such sums, and their gradients, are from exact ones", ("tokens", "d_model"), _ROWS, is_studied=True
     ),
+    "expert-cache": Part(
+        "Requests of expert states that a cache answers, step after step: tokens ask for the experts they choose",
+        ("tokens", "experts", "top_k", "layers", "steps", "turn_steps", "passes", "cache_sizes"),
+        {
+            "moesys": "a state stays by its hits, which decay; none leaves while the least has fewer than a threshold",
+            "lfu": "the state with fewest hits leaves",
+            "lru": "the state that was asked for longest ago leaves",
+            BOUND: "the state whose next request is furthest leaves, or does not enter: no policy has more hits",
+            STEP_BEFORE: "no cache: what each layer needed in the step before is brought, and counts where needed",
+        },
+        dtype="fp32", options={"moesys": _CACHE}, least_ranks=1, is_studied=True, counts="hit_rate", has_routing=True,
+    ),
 }  # fmt: skip
 
 
@@ -176,6 +207,7 @@ class _OfPart:
         model: name of the decoder whose sizes it has; empty where it has none.
         sizes: in the order of the part's own.
         seed: of its numbers, where there are any.
+        routing: which experts its tokens choose (part_routing.py); empty where it has none.
     """
 
     part: str
@@ -183,6 +215,7 @@ class _OfPart:
     model: str = ""
     dtype: str = "bf16"
     seed: int = 0
+    routing: str = ""
 
     kind: ClassVar[str] = "part"
     unit_of_work: ClassVar[str] = "part"
@@ -194,10 +227,11 @@ class _OfPart:
 
     @property
     def shape(self) -> str:
-        """`internal-352b-t8192-p2`, `t16384-d4096-k1`; the dtype behind it where it is not the part's usual one."""
+        """`internal-352b-t8192-p2`, `zipf-1.5-t64-k1`; the dtype behind it where it is not the part's usual one."""
         unusual = [] if self.dtype == PARTS[self.part].dtype else [self.dtype]
         sizes = [f"{SIZES[name]}{n}" for name, n in self.sizes]
-        return "-".join([*([self.model] if self.model else []), *sizes, *unusual])
+        named = [name for name in (self.model, label_of(self.routing)) if name]
+        return "-".join([*named, *sizes, *unusual])
 
     @property
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -207,7 +241,9 @@ class _OfPart:
     @property
     def columns(self) -> Mapping[str, Any]:
         """The columns of result rows that parts fill, and those of their sizes."""
-        return {"part": self.part, "shape": self.shape, "model": self.model or None, **dict(self.sizes)}
+        routing = label_of(self.routing) or None
+        columns = {"part": self.part, "shape": self.shape, "model": self.model or None, "routing": routing}
+        return columns | dict(self.sizes)
 
     def problem(self, ranks: int) -> str | None:
         """Why it has no meaning on `ranks` ranks, naming the keys; None when it has one."""
@@ -228,14 +264,18 @@ class PartWorkload(_OfPart):
 class StudyWorkload(_OfPart):
     """What a part does to numbers, on real ranks of this machine, as few as `STUDY_RANKS`: nothing is timed."""
 
-    metric: ClassVar[str] = "deviation"
+    @property
+    def metric(self) -> str:
+        """What is counted."""
+        return PARTS[self.part].counts
 
 
 def workload_of(
-    part: str, sizes: Mapping[str, int], model: str = "", seed: int = 0, dtype: str = ""
+    part: str, sizes: Mapping[str, int], model: str = "", seed: int = 0, dtype: str = "", routing: str = ""
 ) -> PartWorkload | StudyWorkload:
     """The workload of a part and its sizes, others left out; without a dtype in the part's usual one."""
     one = PARTS[part]
     own = tuple((name, sizes[name]) for name in one.sizes)
     made = StudyWorkload if one.is_studied else PartWorkload
-    return made(part, own, model if one.of_model or one.of_gpt else "", dtype or one.dtype, seed)
+    named = model if one.of_model or one.of_gpt else ""
+    return made(part, own, named, dtype or one.dtype, seed, routing)

@@ -1,5 +1,6 @@
 """What a suite file may say of an experiment of parts, as strict models, and the dataclasses that they become."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,11 +10,12 @@ from moebench.workloads.experiment_schema import Described, SystemName
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.model import shape_of
 from moebench.workloads.part import PARTS, SIZES
+from moebench.workloads.part_routing import LAYER, SUFFIX, checked
 from moebench.workloads.schema import Name, Size, Strict, Text, choice, fault
 from moebench.workloads.suite import PartExperiment, PartGrid, PartReading
 from moebench.workloads.toml_file import Key, TomlFile
 
-PART_METRICS = ("part_time", "deviation", "link_bytes")
+PART_METRICS = ("part_time", "deviation", "link_bytes", "hit_rate")
 # By shape, over a baseline or as it is; by reading, over a baseline; against the memory that it takes, likewise.
 PART_FIGURE_KINDS = ("part-speedup", "part-time", "part-readings", "part-memory")
 _Amount = Annotated[int, Field(ge=0, le=10**12)]
@@ -27,6 +29,7 @@ class PartGridFile(Strict):
     models: list[Text] = Field(default_factory=list)
     sizes: dict[str, Annotated[list[_Amount], Field(min_length=1)]] = Field(default_factory=dict)
     dtypes: list[str] = Field(default_factory=list)
+    routings: list[Text] = Field(default_factory=list)
 
 
 class PartReadingFile(Strict):
@@ -96,6 +99,13 @@ def _check(grid: PartGridFile, reading: PartReadingFile) -> None:
     if (part.of_model or part.of_gpt) != bool(grid.models):
         has = "takes no models" if grid.models else "needs models, which say its other sizes"
         raise fault(f"part {grid.part} {has}")
+    if part.has_routing != bool(grid.routings):
+        needs = "needs routings: which experts its tokens choose, such as zipf-1.5"
+        raise fault(f"part {grid.part} {needs if part.has_routing else 'takes no routings'}")
+    try:
+        list(map(checked, grid.routings))
+    except InputError as error:
+        raise fault(error) from None
     for dtype in grid.dtypes:
         if dtype not in part.dtypes:
             raise fault(one_of(f"dtype of part {grid.part}", dtype, part.dtypes))
@@ -107,7 +117,7 @@ def part_experiment(model: PartExperimentFile, common: dict[str, Any], file: Tom
     """The experiment of a file.
 
     Raises:
-        InputError: a model that has no decoder; names file, line and key.
+        InputError: a model that has no decoder, or a recorded routing that is not there; names file, line and key.
     """
     from moebench.workloads.load_decoder import decoder_names
 
@@ -121,6 +131,7 @@ def part_experiment(model: PartExperimentFile, common: dict[str, Any], file: Tom
                     raise InputError(f"{file.where(keys)}: {error}") from None
             elif name not in decoder_names():
                 raise InputError(str(one_of("model with a decoder", name, decoder_names(), file.where(keys))))
+    routings = [_routings(grid, file, index, place) for place, grid in enumerate(model.parts)]
     return PartExperiment(
         **common,
         parts=tuple(
@@ -130,8 +141,20 @@ def part_experiment(model: PartExperimentFile, common: dict[str, Any], file: Tom
                 tuple(grid.models),
                 {name: tuple(dict.fromkeys(grid.sizes[name])) for name in SIZES if name in grid.sizes},
                 tuple(dict.fromkeys(grid.dtypes)),
+                own,
             )
-            for grid in model.parts
+            for grid, own in zip(model.parts, routings, strict=True)
         ),
         readings=tuple(PartReading(one.name, dict(one.sizes)) for one in model.readings),
     )
+
+
+def _routings(grid: PartGridFile, file: TomlFile, index: int, place: int) -> tuple[str, ...]:
+    found = []
+    for text in dict.fromkeys(grid.routings):
+        routing = checked(text, file.path.parent)
+        if routing.endswith(SUFFIX) and not Path(routing.replace(LAYER, "0")).is_file():
+            where = file.where(["experiments", index, "parts", place, "routings"])
+            raise InputError(f"{where}: the recorded routing {routing} is not there")
+        found.append(routing)
+    return tuple(found)

@@ -268,6 +268,7 @@ class PartGrid:
         models: names of decoders, where the part has the sizes of one.
         sizes: name -> sizes; those that are missing, the reading says.
         dtypes: of what it works on; empty for the part's usual one.
+        routings: which experts its tokens choose (part_routing.py); empty for a part that has none.
     """
 
     part: str
@@ -275,6 +276,7 @@ class PartGrid:
     models: tuple[str, ...]
     sizes: Mapping[str, tuple[int, ...]]
     dtypes: tuple[str, ...] = ()
+    routings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,20 @@ class Workload(Protocol):
 
     Attributes:
         kind: which kind it is: `layer`, `kernel`, `exchange`, `gate`, `model`, `job`, `planner`.
-        metric: what its cases are about, in rows: a time, `step_time`, `kernel_time`, `collective_time`,
-            `iteration_time`, or where nothing is timed whether it is `supported`.
         unit_of_work: what takes that time, in a sentence: `step`, `call`, `exchange`; `gate`.
         issued_ahead: whether a GPU's host has issued all of it before the clock starts (a captured graph), so that only
             the device's own time counts.
     """
 
     kind: ClassVar[str]
-    metric: ClassVar[str]
     unit_of_work: ClassVar[str]
     issued_ahead: ClassVar[bool]
+
+    @property
+    def metric(self) -> str:
+        """What its cases are about, in rows: a time, `step_time`, `kernel_time`, `collective_time`, `iteration_time`,
+        `part_time`, or where nothing is timed what is counted, such as whether it is `supported`.
+        """
 
     @property
     def dtype(self) -> str:

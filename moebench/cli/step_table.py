@@ -8,7 +8,7 @@ import click
 from moebench.case import Case
 from moebench.cli.tables import chosen, fitting, output_width, table_lines
 from moebench.quantities import a
-from moebench.results.rows import CPU_BOUND, DEVIATION, SUPPORTED, Row
+from moebench.results.rows import CPU_BOUND, DEVIATION, HIT_RATE, SUPPORTED, Row
 
 MOST_ROWS = 40
 FASTEST = "*"
@@ -24,6 +24,7 @@ UNITS = {
     "iteration_time": ("s", 1.0),
     "part_time": ("ms", 1e3),
     DEVIATION: ("deviation of", 1.0),
+    HIT_RATE: ("hit rate of", 1.0),
 }
 
 Key = tuple[str, str, str]  # point, engine, regime
@@ -128,7 +129,8 @@ def step_times(cases: Sequence[Case], rows: Sequence[Row]) -> tuple[list[str], l
     for (point, engine, regime), by_system in sorted(found.items(), key=lambda item: place.get(item[0][0], len(place))):
         name = f"{point} ({regime})" if regime else point
         times = [r.value for r in by_system.values() if r.value is not None and r.counts]
-        fastest = min(times) if len(times) > 1 else None
+        best = max if HIT_RATE in {row.metric for row in by_system.values()} else min
+        fastest = best(times) if len(times) > 1 else None
         cells = [_cell(by_system.get(system), fastest) for system in systems]
         lines.append([name, *([engine] if len(engines) > 1 else []), *cells])
     return columns, lines
@@ -149,5 +151,9 @@ def _cell(row: Row | None, fastest: float | None) -> str:
 def _how(rows: Sequence[Row]) -> str:
     """What a number is, by engine."""
     engines = {row.engine for row in rows}
-    says = ["nominal machine in sim"] * ("sim" in engines) + ["median where measured"] * bool(engines - {"sim"})
-    return f" ({', '.join([*says, f'{FASTEST} the fastest'])}):"
+    measured = bool(engines & {"local", "cluster"})
+    says = ["nominal machine in sim"] * ("sim" in engines) + ["median where measured"] * measured
+    metrics = {row.metric for row in rows}
+    best = {DEVIATION: "the least", HIT_RATE: "the highest"}
+    word = next((word for metric, word in best.items() if metric in metrics), "the fastest")
+    return f" ({', '.join([*says, f'{FASTEST} {word}'])}):"

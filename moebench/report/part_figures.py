@@ -50,6 +50,45 @@ def lines_figure(
         return svg_of(figure)
 
 
+def hits_figure(
+    points: pd.DataFrame, before: Mapping[str, float], names: Sequence[str], narrow: bool = False
+) -> str:
+    """Hit rates by the share of all states that a cache holds, a panel a routing.
+
+    Args:
+        points: columns at (the panel), system, cached, value.
+        before: of a panel, a rate that no cache decides, dotted.
+        names: as of `lines_figure`.
+    """
+    import matplotlib.pyplot as plt
+
+    panels, names = list(dict.fromkeys(points["at"])), [name for name in names if name in set(points["system"])]
+    columns = min(len(panels), 2 if narrow else 3)
+    rows = -(-len(panels) // columns)
+    with figure_style():
+        figure, axes = plt.subplots(
+            rows, columns, sharex=True, sharey=True, squeeze=False, layout="constrained",
+            figsize=(NARROW if narrow else WIDE, (1.9 if narrow else 2.3) * rows + 0.7),
+        )  # fmt: skip
+        for axis in axes.flat[len(panels) :]:
+            axis.set_axis_off()
+        for place, (axis, panel) in enumerate(zip(axes.flat, panels)):
+            for name, (colour, mark) in _marks(names).items():
+                own = points[(points["at"] == panel) & (points["system"] == name)].sort_values("cached")
+                axis.plot(100 * own["cached"], own["value"], marker=mark, color=colour, ms=3.4, lw=1.2)
+            if panel in before:
+                axis.axhline(before[panel], color=MUTED, ls=":", lw=1.2)
+            axis.set_title(panel.replace(", ", ",\n") if narrow else panel, fontsize=8.5 if narrow else 9)
+            axis.set_ylim(0, 1.03)
+            if place + columns >= len(panels):
+                axis.set_xlabel("states in the cache, %")
+                axis.xaxis.set_tick_params(labelbottom=True)
+        for axis in axes[:, 0]:
+            axis.set_ylabel("hits")
+        _legend(figure, plt, names, narrow, False)
+        return svg_of(figure)
+
+
 def rows_figure(points: pd.DataFrame, label: str, names: Sequence[str], narrow: bool = False) -> str:
     """Values on a logarithmic axis, a panel a part, a row a shape; reported values hollow.
 

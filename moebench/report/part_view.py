@@ -11,10 +11,10 @@ from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
 from moebench.part_rows import FORMULA
-from moebench.report import part_memory
+from moebench.report import cache_view, part_memory
 from moebench.report.part_figures import lines_figure, rows_figure
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
-from moebench.results.rows import DEVIATION
+from moebench.results.rows import DEVIATION, HIT_RATE
 from moebench.results.store import RunFolder
 from moebench.workloads.part import PARTS
 from moebench.workloads.suite import PartExperiment
@@ -27,6 +27,7 @@ MEASURED = (
     "Measured: the time from the first rank's going in to the last one's coming out, several calls back to back; of "
     "ranks on CPUs it is gloo over TCP and says nothing about GPUs."
 )
+COUNTED = {DEVIATION: "deviation {:.2e}", HIT_RATE: "hits {:.3f}"}
 # Metrics of a study: heading, and how each is written.
 STUDIED = {
     DEVIATION: ("deviation", lambda value: f"{value:.2e}"),
@@ -51,16 +52,20 @@ def experiment_view(
     calls = _calls(own)
     shown = _with_reported(experiment, _shown(experiment, calls), scores)
     is_of_memory = experiment.figure.get("kind") == part_memory.KIND
-    against = part_memory.with_baseline(experiment, calls) if is_of_memory else None
+    if is_of_memory:
+        against = part_memory.with_baseline(experiment, calls)
+        told, drawn = part_memory.answer(experiment, against), part_memory.memory_figure(experiment, against)
+    else:
+        told, drawn = _answer(experiment, shown), _figures(experiment, shown)
     engines = set(own["engine"].astype(str))
     return {
         "name": experiment.name,
         "title": experiment.title,
         "question": experiment.question,
         "layer": _what_is_run(experiment),
-        "answer": _answer(experiment, shown) if against is None else part_memory.answer(experiment, against),
-        "figures": _figures(experiment, shown) if against is None else part_memory.memory_figure(experiment, against),
-        "tables": _studies(own),
+        "answer": " ".join(filter(None, (told, cache_view.answer(experiment, own)))),
+        "figures": [*drawn, *cache_view.figures(experiment, own)],
+        "tables": [*_studies(own), *cache_view.tables(own)],
         "not_published": experiment.not_published,
         "caveats": [*experiment.caveats, *[MEASURED] * bool(engines & {"local", "cluster"})],
         "cases": _case_table(calls, own),
@@ -247,6 +252,8 @@ def _studies(own: pd.DataFrame) -> list[Table]:
     tables = []
     for part, rows in own[own["engine"] == "count"].groupby("part", observed=True, sort=False):
         have = [name for name in STUDIED if name in set(rows["metric"])]
+        if not have:
+            continue
         lines: dict[tuple[str, str, str], dict[str, float]] = {}
         for _, row in rows[rows["metric"].isin(have)].iterrows():
             said = {k: v for k, v in row["detail"].items() if k in ("step", "replicas")}
@@ -277,8 +284,8 @@ def _case_table(calls: pd.DataFrame, own: pd.DataFrame) -> Table:
         ]
         for _, row in calls.head(MOST_TABLE_ROWS).iterrows()
     ]
-    for _, row in own[own["metric"] == DEVIATION].iterrows():
-        told = f"deviation {row['value']:.2e}" if pd.notna(row["value"]) else str(row["status"])
+    for _, row in own[own["metric"].isin(COUNTED)].iterrows():
+        told = COUNTED[row["metric"]].format(row["value"]) if pd.notna(row["value"]) else str(row["status"])
         rows.append([row["case"], told, "", "–", "–", "–", "–", str(row["engine"]), str(row["reason"] or "")])
     columns = ["case", f"time, {name}", "interval", "exposed", "sent in the node", "beyond", "peak memory"]
     caption = "Every case; what the rank sends that sends most"

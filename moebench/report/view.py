@@ -30,7 +30,7 @@ from moebench.report.side_by_side import side_by_side
 from moebench.report.tables import anchors_of, with_lines
 from moebench.report.text import printable
 from moebench.results.lines import SCHEMA_VERSION, places
-from moebench.results.rows import SUBJECTS
+from moebench.results.rows import BY_SIZE, SUBJECTS, USED
 from moebench.results.store import RunFolder
 from moebench.results.table import table
 from moebench.workloads.machine import Parameter
@@ -55,6 +55,7 @@ METRICS = (
     *("link_bytes", "exposed_communication", "host_bound", "loss", "control_deviation", FORMULA),
     *("error", "largest_error", "gradient_error", "gradient_largest_error"),
     *("alltoall_share_of_step", "alltoall_over_expert_time", "lasting_memory"),
+    *(BY_SIZE, USED),
     *("best_partition_count", "prediction_error", "optimisation_time"),
 )
 

@@ -21,7 +21,10 @@ KIND_COLUMNS = (
 )
 TIMES = ("step_time", "kernel_time", "collective_time", "iteration_time", "part_time")
 SUPPORTED, DEVIATION = "supported", "deviation"  # 1 where a system keeps a rule; how far numbers are from exact ones
-SUBJECTS = (*TIMES, SUPPORTED, DEVIATION)  # the metric that a case is about
+HIT_RATE = "hit_rate"  # of requests that find what they ask for
+BY_SIZE, CACHED = "hit_rate_by_size", "cached"  # the same by detail: share of all states that the cache holds
+USED = "experts_used"  # share of a layer's experts that a step needs
+SUBJECTS = (*TIMES, SUPPORTED, DEVIATION, HIT_RATE)  # the metric that a case is about
 _SUBJECT_OF = (
     *("step_time", "kernel_time", "collective_time", SUPPORTED, "step_time"),
     *("iteration_time", "part_time", "iteration_time"),
@@ -66,6 +69,7 @@ class Row:
     batch_size: int | None = None
     input_gradient: bool | None = None
     part: str | None = None
+    routing: str | None = None
     op: str | None = None
     shape: str | None = None
     direction: str | None = None
@@ -94,6 +98,10 @@ class Row:
     prompt: int | None = None
     generated: int | None = None
     capacity_percent: int | None = None
+    layers: int | None = None
+    turn_steps: int | None = None
+    passes: int | None = None
+    cache_sizes: int | None = None
     low: float | None = None
     high: float | None = None
     sample: int | None = None

@@ -71,20 +71,21 @@ def hit_rate(steps: Steps, policy: Policy, warm: int = 0) -> float:
 
 def clairvoyant_hit_rate(steps: Steps, capacity: int, warm: int = 0) -> float:
     """The most that any policy of so many states could reach: whose next use is furthest leaves, or does not enter
-    (Belady).
+    (Belady). Uses that do not count are none.
     """
     uses: dict[Key, list[int]] = defaultdict(list)
-    order = [(number, key) for number, step in enumerate(steps) for key in step]
-    for place, (_, key) in enumerate(order):
-        uses[key].append(place)
+    order = [(number >= warm, key) for number, step in enumerate(steps) for key in step]
+    for place, (counts, key) in enumerate(order):
+        if counts:
+            uses[key].append(place)
     for places in uses.values():
         places.reverse()
     never, cached, hits, requests = len(order), dict[Key, int](), 0, 0  # cached: next use of each
-    for number, key in order:
-        uses[key].pop()
-        following = uses[key][-1] if uses[key] else never
-        if number >= warm:
+    for counts, key in order:
+        if counts:
+            uses[key].pop()
             hits, requests = hits + (key in cached), requests + 1
+        following = uses[key][-1] if uses[key] else never
         if key not in cached and len(cached) >= capacity:
             furthest = max(cached, key=cached.__getitem__, default=None)
             if furthest is None or cached[furthest] <= following:
