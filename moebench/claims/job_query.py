@@ -87,7 +87,9 @@ class _Table:
             reason = no_number(row, may_lack=len(systems) > 1)
             if reason:
                 raise CantAnswer(reason)
-        times = {name: row for name, row in times.items() if row.status != "unsupported"} or times
+        if times and all(row.status == "unsupported" for row in times.values()):
+            raise CantAnswer(next(f"{row.case} is {row.status}: {row.reason}" for row in times.values()))
+        times = {name: row for name, row in times.items() if row.status != "unsupported"}
         values = {name: np.inf if row.value is None else row.value for name, row in times.items()}
         return min(values, key=values.__getitem__, default=None)
 

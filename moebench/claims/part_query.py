@@ -1,4 +1,5 @@
-"""Our value of a claim about parts: a time, a share of the bytes, a gap of losses, or the k at which two ways meet.
+"""Our value of a claim about parts: a time, how much longer another way takes, a share of the bytes, a gap of losses,
+or the k at which two ways meet.
 
 What the paper leaves open of a part's sizes is an assumption, a reading each.
 """
@@ -23,6 +24,8 @@ from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload
 from moebench.workloads.suite import PartExperiment, PartReading, Suite
 
 TIMES = ("collective_time", "operator_time", "sync_time")
+# How much longer than its baseline a system takes, as a share: of all points the largest or the smallest.
+OVERHEADS = {"max_sync_overhead": np.max, "min_sync_overhead": np.min}
 CROSSOVER, BYTES, GAP = "crossover_top_k", "bytes_reduction", "max_loss_gap"
 TRAINING, DISPATCH = "training", "dispatch"
 # Key of a scope -> the size of a part that it speaks of.
@@ -53,7 +56,7 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     experiment = experiment_of(claim, suite)
     if not isinstance(experiment, PartExperiment):
         raise CantAnswer(f"experiment {experiment.name} is not about parts")
-    if claim.metric not in (*TIMES, CROSSOVER, BYTES, GAP) and not is_about(claim):
+    if claim.metric not in (*TIMES, *OVERHEADS, CROSSOVER, BYTES, GAP) and not is_about(claim):
         raise CantAnswer(f"no query for the metric {claim.metric} yet")
     distinct: dict[tuple[Point, ...], tuple[Reading, Planned]] = {}  # readings that come to the same points count once
     for place, one in enumerate(experiment.readings):
@@ -167,6 +170,8 @@ def _condition(claim: Claim, reading: Reading, planned: Planned, rows: Table) ->
         pairs = [(_row(rows, p, claim.system), _row(rows, p, claim.baseline)) for p, _ in planned]
         shares = {1 - (ours.value or 0.0) / (theirs.value or np.nan) for ours, theirs in pairs}
         values, used = np.array([min(shares)]), [row for pair in pairs for row in pair]
+    elif claim.metric in OVERHEADS:
+        values, used = _overhead(claim, planned, rows)
     else:
         used = [_row(rows, point, claim.system) for point, _ in planned]
         draws = max(len(row.draws) for row in used) or 1
@@ -187,6 +192,15 @@ def _row(rows: Table, point: Point, system: str) -> Row:
     if reason:
         raise CantAnswer(reason)
     return row
+
+
+def _overhead(claim: Claim, planned: Planned, rows: Table) -> tuple[np.ndarray, list[Row]]:
+    """By draw, how much longer than the baseline the system takes."""
+    pairs = [[_row(rows, point, name) for name in (claim.system, claim.baseline)] for point, _ in planned]
+    draws = max((len(row.draws) for pair in pairs for row in pair), default=1) or 1
+    times = np.array([[drawn(row, draws) for row in pair] for pair in pairs])  # [points, 2, draws]
+    each = times[:, 0] / times[:, 1] - 1
+    return OVERHEADS[claim.metric](each, axis=0), [row for pair in pairs for row in pair]
 
 
 def _crossover(planned: Planned, rows: Table) -> tuple[np.ndarray, list[Row]]:

@@ -110,3 +110,16 @@ def test_the_model_has_what_can_go_wrong():
     assert (spread.ranks, spread.replicas, spread.microbatches) == (2, 2, 4)
     assert check_jobs.MODEL.shape.shared_ffn
     assert get("megascale").spread(replace(check_jobs.LAYOUT, world=12)).startswith("global_batch = 8 is not")
+
+
+def problem_of_eight(group):
+    """What the gate says on one of eight ranks, two replicas of a node of four; in a process of its own."""
+    check_jobs.LAYOUT = replace(check_jobs.LAYOUT, world=8 * check_jobs.STAGES, node_ranks=4)
+    return check_jobs._problem(group, get("megascale"))
+
+
+@pytest.mark.slow
+def test_a_job_on_eight_ranks_trains_as_one_rank_does():
+    """Twice as many ranks share each layer as in the gate."""
+    found = run_ranks("tests.moebench.test_check_jobs:problem_of_eight", 8, timeout_s=280, ranks_per_node=4)
+    assert found == [None] * 8

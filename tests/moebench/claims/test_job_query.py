@@ -69,7 +69,8 @@ def test_a_time_is_the_systems_own_and_a_speedup_that_over_the_fastest_baseline(
         return times(case) * (0.5 if case.system.endswith("expert=2") else 1.0)
 
     assert judged("megascale-strong-240-speedup", twice).obtained == pytest.approx(39.94 / 21.61 / 2)
-    assert [entry["reading"] for entry in found.conditions] == ["one-sequence", "two-chunks", "four-chunks"]
+    of_both = ["one-sequence", "two-chunks", "four-chunks", "two-sequences"]
+    assert [entry["reading"] for entry in found.conditions] == of_both
     late = judged("megascale-strong-megascale-1440-iter", times)
     assert late.obtained == pytest.approx(21.61 / 6)
 
@@ -95,6 +96,22 @@ def test_what_does_not_fit_is_said_and_the_other_setting_counts():
     failed = judged("megascale-strong-megascale-240-iter", lambda case: "failed")
     assert failed.verdict == v.NOT_RUN
     assert "is failed: because" in failed.why
+
+
+def test_a_reading_of_the_baseline_is_one_of_claims_about_it():
+    """Its own setting alone counts there; one that the baseline lacks altogether is none, not out of memory."""
+    def times(case):
+        return 10.0 if case.system == "megascale" else 40.0 if "recompute" in case.system else 20.0
+
+    found = judged("megascale-strong-240-speedup", times)
+    by_reading = {entry["reading"]: entry["nominal"] for entry in found.conditions}
+    assert by_reading["one-sequence"] == by_reading["baseline-experts-on-16"] == pytest.approx(2.0)
+    assert by_reading["baseline-recomputes"] == by_reading["baseline-tensor-2"] == pytest.approx(4.0)
+    lacking = judged(
+        "megascale-strong-240-speedup", lambda case: "unsupported" if "tensor=2" in case.system else times(case)
+    )
+    assert {entry["reading"] for entry in lacking.conditions} == by_reading.keys() - {"baseline-tensor-2"}
+    assert "out of memory" not in lacking.why
 
 
 def test_weak_scaling_is_relative_to_the_first_size():
@@ -140,9 +157,11 @@ def test_a_reading_may_take_other_systems():
 
     found = judged("megascale-ablation-inter", times)
     assert found.obtained == pytest.approx(1.25)
-    assert {entry["reading"]: entry["nominal"] for entry in found.conditions} == {"one-sequence": 1.25, "by-rule": 2.0}
+    by_reading = {entry["reading"]: entry["nominal"] for entry in found.conditions}
+    assert by_reading == {"one-sequence": 1.25, "by-rule": 2.0, "two-chunks": 1.25, "two-sequences": 1.25}
     last = judged("megascale-ablation-intra", times)
-    assert [entry["reading"] for entry in last.conditions] == ["one-sequence"]  # the other reading says the same of it
+    # By the rule the last step is the same.
+    assert [entry["reading"] for entry in last.conditions] == ["one-sequence", "two-chunks", "two-sequences"]
 
 
 def test_reductions_of_memory():

@@ -13,7 +13,7 @@ from moebench.plan import Filters, plan
 from moebench.results.rows import row_of, without_number
 from moebench.workloads.load import load_suite, load_topology
 from moebench.workloads.part import PartWorkload
-from tests.moebench.part_suite import written
+from tests.moebench.part_suite import TEXT, written
 
 CLAIMS = {claim.id.removeprefix("megascale-"): claim for claim in claims_of("megascale")}
 
@@ -121,4 +121,36 @@ def test_every_reported_part_has_its_case_in_the_suite():
                 for _, workload in points_of(claim, experiment, reading):
                     assert not isinstance(workload, PartWorkload) or workload.problem(8) is None
             counted += 1
-    assert counted == 11 + 48 + 20 + 2
+    assert counted == 11 + 48 + 22 + 2
+
+
+SYNC = """
+[[experiments]]
+kind = "part"
+name = "parameter-sync"
+title = "Sums"
+question = "What does it cost?"
+metric = "part_time"
+sizes = ["4x8", "8x8"]
+node_types = ["h800"]
+parts = [
+    { part = "parameter-sync", systems = ["tp-attention", "sp-attention"], sizes = { attention_mb = [384, 512] } },
+]
+readings = [{ name = "all", sizes = { expert_mb = 100, sent_percent = 100, of_part = 0 } }]
+"""
+
+
+def test_an_overhead_is_of_all_points_the_largest_or_the_smallest(tmp_path):
+    """By draw, over both sizes and both numbers of replicas; a bound on either side."""
+    suite = load_suite(written(tmp_path, TEXT + SYNC))
+    longer = {("384", "4x8"): 1.01, ("384", "8x8"): 1.02, ("512", "4x8"): 1.05, ("512", "8x8"): 1.03}
+    rows = []
+    for case in plan(suite, Filters(experiments=("parameter-sync",))):
+        factor = longer[str(case.workload.size("attention_mb")), case.size] if case.system == "sp-attention" else 1.0
+        drawn = (0.1 * factor, 0.2 * factor, 0.3 * factor, 0.4 + (factor - 1) / 10)
+        rows.append(row_of(case, "h800", "part_time", "s", drawn[0], draws=drawn))
+    found = Evidence(rows, {})
+    largest, smallest = (obtain(CLAIMS[f"sync-overhead-{which}"], suite, found) for which in ("max", "min"))
+    assert largest.conditions[0].values == pytest.approx([0.05, 0.05, 0.05, 0.0125])
+    assert smallest.conditions[0].values == pytest.approx([0.01, 0.01, 0.01, 0.0025])
+    assert len(largest.conditions[0].cases) == 8

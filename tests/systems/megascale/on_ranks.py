@@ -32,6 +32,7 @@ SHAPES = {
     "normed": replace(SHAPE, shared_ffn=0, qk_norm=True, renormalises=False, top_k=1),
     "crowded": replace(SHAPE, top_k=2),  # every first choice is expert 0
     "bare": replace(SHAPE, shared_ffn=0, renormalises=False),
+    "wide": replace(SHAPE, kv_heads=8, qk_norm=True),  # a head for each of eight ranks
 }
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -290,7 +291,7 @@ def the_listed_layer_equals_the_definition(group):
     ways = [(*case, {}) for case in cases] + [(*case[:3], {"chunks": case[3]}) for case in more]
     ways += [("shared", keep, None, {"experts_by": "ep-a2a"}) for keep in KEPT]
     ways += [("crowded", "selective", None, {"experts_by": "ep-a2a"}), ("normed", "all", None, {})]
-    ways += [("normed", "selective", None, {"chunks": 2})]
+    ways += [("normed", "selective", None, how) for how in ({}, {"chunks": 2}, {"experts_by": "ep-a2a"})]
     for name, keep, factor, how in ways:
         shape, weights, x, upstream = whole(name)
         layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64, capacity_factor=factor, **how)
@@ -354,6 +355,23 @@ def _kept_in_chunks(group, chunks, shape, sizes, weights, x, besides):
     again = 4 * (sent(sizes, "experts-tp") / 2 + sizes.elements / ranks * sizes.others)
     if sent_back["selective"] - sent_back["all"] != again:
         wrong.append(f"{sent_back} bytes, not {again} more")
+    return wrong
+
+
+def layers_of_eight_ranks(group):
+    """Strategies whose heads, positions and experts go into eight parts, and the listed layers, as the definition."""
+    shape, weights, x, upstream = whole("wide")
+    wrong = []
+    for by in (("sp", "ep-ag"), ("tp", "tp"), ("sp", "ep-a2a"), ("tp", "ep-a2a")):
+        layer = DecoderLayer(shape, S, B, group, *by, dtype=torch.float64)
+        layer.load(weights)
+        wanted = expected("wide", 0, group.size, 1 if by[1] == "tp" else group.size)
+        wrong += differences(by, layer, step(layer, x, upstream), wanted)
+    for keep, how in (("selective", {}), ("selective", {"experts_by": "ep-a2a"}), ("all", {})):
+        layer = ListedLayer(shape, S, B, group, keep, dtype=torch.float64, **how)
+        layer.load(weights)
+        wanted = expected("wide", 0, group.size, group.size)
+        wrong += differences(f"listed {keep} {how}", layer, step(layer, x, upstream), wanted)
     return wrong
 
 

@@ -25,3 +25,9 @@ def results(world):
 def test_a_check_passes_on_every_rank(world, check):
     """The docstring of the check in on_ranks.py says what it is."""
     assert [of_rank[check] for of_rank in results(world)] == [[]] * world
+
+
+@pytest.mark.slow
+def test_layers_on_eight_ranks_equal_the_definition():
+    """Outputs and all gradients, of plain and of listed layers, with norms of heads."""
+    assert run_ranks("tests.systems.megascale.on_ranks:layers_of_eight_ranks", 8, timeout_s=280) == [[]] * 8
