@@ -35,9 +35,11 @@ SIZES_OF = {
     "generation-offloaded": _GENERATION,
     "expert-cache": {"tokens": 3, "experts": 4, "top_k": 2, "layers": 2, "steps": 12, "turn_steps": 5, "passes": 3,
                      "cache_sizes": 3},
+    "task-step": {"d_model": 8, "layers": 2, "heads": 2, "positions": 3, "recomputed": 1},
 }  # fmt: skip
 ROUTING = "zipf-1"  # of a part that has any
 GPT = "gpt2-moe+layers=7+d_model=16+heads=2+vocabulary=64+sequence=8"  # four layers of experts
+BATCHES = (9, 4)  # of two tasks, on three ranks and one where they are seated in proportion
 TILE = 2
 OWN_DTYPE = ("gradient-sum", "row-sum")  # whose point is how they round
 TRIED_BY = {"gradient-error": "gradient-sum", "training": "gradient-sum", "row-error": "row-sum"}
@@ -76,7 +78,8 @@ def _problem(group: Group, part: str, system: str, products: int, top_k: int) ->
     sizes = {**SIZES, "products": products, "top_k": top_k, "tokens": tokens, **SIZES_OF.get(part, {})}
     own = tuple((name, sizes[name]) for name in known.sizes)
     model, routing = GPT if known.of_gpt else "", ROUTING if known.has_routing else ""
-    workload = PartWorkload(part, own, model, known.dtype, routing=routing)
+    batches = BATCHES if known.of_tasks else ()
+    workload = PartWorkload(part, own, model, known.dtype, routing=routing, batches=batches)
     dtype = torch_dtype(known.dtype) if part in OWN_DTYPE else torch.float64
     shape = SHAPE if known.of_model else None
     first = None

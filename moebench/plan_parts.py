@@ -43,7 +43,11 @@ def names(experiment: PartExperiment, source: str) -> Mapping[str, Sequence[obje
                 raise InputError(f"{where}: part {grid.part} has grouped heads, model {model} has latent attention")
     known = [name for grid in experiment.parts for name in PARTS[grid.part].systems]
     return {
-        "dtype": [dtype for grid in experiment.parts for dtype in grid.dtypes or (PARTS[grid.part].dtype,)],
+        "dtype": [
+            dtype or PARTS[grid.part].dtype
+            for grid in experiment.parts
+            for dtype in grid.dtypes or [reading.dtype for reading in experiment.readings]
+        ],
         "system": list(dict.fromkeys([*known, *experiment.systems])),
     }
 
@@ -97,10 +101,11 @@ def workloads(
 ) -> Iterator[PartWorkload | StudyWorkload]:
     """Every combination of a grid's models, routings and sizes; what it leaves open, the reading says."""
     named = {name: size for name, size in reading.sizes.items() if name in PARTS[grid.part].sizes}
-    apart = product(grid.models or ("",), grid.dtypes or ("",), grid.routings or ("",))
-    for model, dtype, routing in apart:
+    chosen = (grid.models or ("",), grid.dtypes or (reading.dtype,), grid.routings or ("",))
+    for model, dtype, routing, batches in product(*chosen, grid.batches or (reading.batches,)):
         for sizes in product(*grid.sizes.values()):
-            yield workload_of(grid.part, named | dict(zip(grid.sizes, sizes)), model, seed, dtype, routing)
+            own = named | dict(zip(grid.sizes, sizes))
+            yield workload_of(grid.part, own, model, seed, dtype, routing, batches)
 
 
 def _check_options(workload: PartWorkload | StudyWorkload, system: str, size: str, where: str) -> None:
@@ -158,8 +163,9 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     if reason is not None:
         return "unsupported", reason
     if topology.hardware.kind == "cpu":
-        if workload.model and workload.dtype == "bf16":
-            return "unsupported", 'bf16 products are no precision of a CPU: give the part dtypes = ["fp32"]'
+        if (workload.model and workload.dtype == "bf16") or workload.dtype == "tf32":
+            is_none = f"{workload.dtype} products are no precision of a CPU"
+            return "unsupported", f'{is_none}: give the part dtypes = ["fp32"]'
         held, flops = burden(workload, case.system, topology.ranks) or (
             _held_bytes(case, shape, topology.ranks), _flops(workload, shape, topology.ranks)
         )  # fmt: skip

@@ -77,6 +77,7 @@ class PartCall:
         persistent: tensors that live from call to call.
         reads: answers what it reads on the host where tensors have no values.
         is_fused: whether its chunks stand for the tiles of one kernel.
+        alike: ranks that run the same program as this one; None: all do, or differ by their place only.
     """
 
     run: Callable[[], Any]
@@ -84,6 +85,22 @@ class PartCall:
     persistent: tuple[Tensor, ...]
     reads: Answer | None = None
     is_fused: bool = False
+    alike: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a rank does in a part of tasks.
+
+    Attributes:
+        reads: samples of each task that it reads, by its place in the batches, and takes through what is shared.
+        works: samples of each task that go through its networks on this rank.
+        holds: tasks whose own networks it has.
+    """
+
+    reads: tuple[tuple[int, int], ...]
+    works: tuple[tuple[int, int], ...]
+    holds: tuple[int, ...]
 
 
 def parsed(part: str, system: str) -> tuple[str, dict[str, int | str]]:

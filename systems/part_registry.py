@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from moebench.systems.part_interface import PartCall, Setting, number, parsed, positions_of
+from moebench.systems.part_interface import PartCall, Seat, Setting, number, parsed, positions_of
 from moebench.workloads.errors import InputError
 from moebench.workloads.models.decoder import DecoderShape
 from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload
@@ -12,6 +12,7 @@ from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload
 _PAIRS, _SUMS = "moebench.systems.megascale.part_pairs", "moebench.systems.megascale.part_sums"
 _GENERATION, _GENERATIONS = "moebench.systems.moesys.part_generation", ("generation", "generation-offloaded")
 _CACHE = "moebench.systems.moesys.part_cache"
+_TASKS = "moebench.systems.moesys.part_tasks"
 MAKERS = {
     **dict.fromkeys(_GENERATIONS, f"{_GENERATION}:generation"),
     "dispatch": f"{_SUMS}:dispatch",
@@ -21,14 +22,16 @@ MAKERS = {
     "groupedgemm+gather+rs": f"{_PAIRS}:products_and_reduce",
     "parameter-sync": f"{_SUMS}:parameter_sync",
     "embedding": "moebench.systems.moesys.part_embedding:embedding",
+    "task-step": f"{_TASKS}:task_step",
     "gradient-sum": f"{_SUMS}:gradient_sum",
     "row-sum": f"{_SUMS}:row_sum",
     "expert-cache": f"{_CACHE}:expert_cache",
 }
 # Of parts that know themselves why they can't run: `(workload, system, ranks) -> a reason, or None`.
-PROBLEMS = dict.fromkeys(_GENERATIONS, f"{_GENERATION}:problem") | {"expert-cache": f"{_CACHE}:problem"}
+PROBLEMS = {"expert-cache": f"{_CACHE}:problem", "task-step": f"{_TASKS}:problem"}
+PROBLEMS |= dict.fromkeys(_GENERATIONS, f"{_GENERATION}:problem")
 # Of parts that know what they take of a rank: `(workload, system, ranks) -> bytes held, FLOPs of a call`.
-BURDENS = dict.fromkeys(_GENERATIONS, f"{_GENERATION}:burden")
+BURDENS = {"task-step": f"{_TASKS}:burden"} | dict.fromkeys(_GENERATIONS, f"{_GENERATION}:burden")
 # Of parts whose options depend on their sizes: `(workload, system, ranks) -> None`, raises InputError.
 CHECKS = {"generation-offloaded": f"{_GENERATION}:check_options"}
 # Of parts some of whose systems are too large for a check: `(system) -> one that does the same with less`.
@@ -37,6 +40,9 @@ SMALL = {"generation-offloaded": f"{_GENERATION}:small_system"}
 FORMULAS = {"generation-offloaded": f"{_GENERATION}:by_formula"}
 # Counted without ranks: `(workload, system, logits of a routing that is trained) -> numbers`.
 COUNTS = {"expert-cache": f"{_CACHE}:hit_rates"}
+# Of parts of tasks: `(workload, system, ranks) -> a Seat of each rank`, and `(workload) -> parameters of the model`.
+SEATS = {"task-step": f"{_TASKS}:seats"}
+PARAMETERS = {"task-step": f"{_TASKS}:parameters"}
 # Run on ranks: `(group, systems, sizes, seed) -> numbers by system`.
 STUDIES = {
     "training": "moebench.systems.megascale.studies:training_losses",
@@ -97,6 +103,20 @@ def by_formula(
 def counted(workload: StudyWorkload, system: str, logits_of: Callable[..., Any] | None) -> Any:
     """What is counted of a part without ranks."""
     return _found(COUNTS[workload.part])(workload, system, logits_of)
+
+
+def seats_of(workload: PartWorkload, system: str, ranks: int) -> tuple[Seat, ...]:
+    """What each rank does in a part of tasks.
+
+    Raises:
+        InputError: tasks that can't be seated so.
+    """
+    return _found(SEATS[workload.part])(workload, system, ranks)
+
+
+def parameters_of(workload: PartWorkload) -> int:
+    """Of the model of a part of tasks, those of all tasks together."""
+    return _found(PARAMETERS[workload.part])(workload)
 
 
 def _found(target: str) -> Callable[..., Any]:

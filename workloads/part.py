@@ -5,8 +5,9 @@ next to it, a sum of gradients. How each is done is systems/part_registry.py's a
 sizes each takes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, ClassVar
 
 from moebench.workloads.part_routing import label_of
@@ -33,6 +34,9 @@ SIZES: Mapping[str, str] = {
     "turn_steps": "u",  # after so many steps others are popular; 0: never
     "passes": "p",  # that a step asks for its states in: 1 forward; 3 forward, backward and update
     "cache_sizes": "c",  # that are tried, evenly between none and all of the states
+    "heads": "h",
+    "positions": "p",  # of an image: its patches, and a class token
+    "recomputed": "r",  # 1 where blocks are computed again in the backward, 0 where what they need of it is kept
 }
 MEGA = 10**6
 BOUND, STEP_BEFORE = "clairvoyant", "step-before"  # of ways to have states at hand: what none exceeds; what is no cache
@@ -65,6 +69,7 @@ class Part:
         options: of each system that has any, by name.
         least_ranks: that it has a meaning on.
         of_model: whether its other sizes are those of a decoder; of_gpt: those of a model that trains.
+        of_tasks: whether it works on several tasks, whose samples its `batches` are.
         is_studied: whether it is run for real on seeded numbers, and what becomes of them is counted: nothing is timed.
         counts: what is counted of it.
         has_routing: whether a suite says which experts its tokens choose.
@@ -78,6 +83,7 @@ class Part:
     least_ranks: int = 2
     of_model: bool = False
     of_gpt: bool = False
+    of_tasks: bool = False
     is_studied: bool = False
     counts: str = "deviation"
     has_routing: bool = False
@@ -85,7 +91,8 @@ class Part:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Those that a suite may name."""
-        return (self.dtype, "fp32") if self.dtype == "bf16" and not self.is_studied else (self.dtype,)
+        has_wider = self.dtype in ("bf16", "tf32") and not self.is_studied
+        return (self.dtype, "fp32") if has_wider else (self.dtype,)
 
 
 _OVERLAP = {
@@ -172,6 +179,25 @@ PARTS: Mapping[str, Part] = {
         },
         options={"moesys": {**_SLOTS, "keep": Option(least=0)}, "chosen": _SLOTS}, least_ranks=1, of_gpt=True,
     ),
+    "task-step": Part(
+        "A training step of several tasks with unequal batches: a ViT in which each sample takes the network that all "
+        "tasks share or its task's own",
+        ("d_model", "layers", "heads", "positions", "recomputed"),
+        {
+            "moesys": "ranks in proportion to batches; a rank has the networks of its own tasks, whose gradients are "
+            "summed over the ranks of that task; every rank reads a part of every task, and in every block rows go to "
+            "the ranks of their task and back, as in VIMER-UFO's code; with rows=stay it reads its own tasks only",
+            "even": "as moesys+rows=stay, with as many ranks for each task",
+            "in-line": "as moesys+rows=stay, with the samples of all tasks in one line, cut into equal pieces: ours",
+            "ddp": "every rank has all networks and a part of every task, and all gradients are summed over all ranks, "
+            "as PyTorch's DistributedDataParallel does; with by=task ranks have one task each, as many for each",
+        },
+        dtype="tf32",
+        options={
+            "moesys": {"rows": Option("travel", words=("travel", "stay"))}, "ddp": {"by": Option(words=("task",))}
+        },
+        least_ranks=1, of_tasks=True,
+    ),
     "gradient-sum": Part("The sum of gradients over replicas, a shard to each", ("parameters",), _SUMS, dtype="fp32"),
     "gradient-error": Part(
         "How far the sums of gradients are from exact ones", ("parameters",), _SUMS, dtype="fp32", is_studied=True
@@ -208,6 +234,7 @@ class _OfPart:
         sizes: in the order of the part's own.
         seed: of its numbers, where there are any.
         routing: which experts its tokens choose (part_routing.py); empty where it has none.
+        batches: samples of each task, of a part that has tasks.
     """
 
     part: str
@@ -216,6 +243,7 @@ class _OfPart:
     dtype: str = "bf16"
     seed: int = 0
     routing: str = ""
+    batches: tuple[int, ...] = ()
 
     kind: ClassVar[str] = "part"
     unit_of_work: ClassVar[str] = "part"
@@ -230,7 +258,7 @@ class _OfPart:
         """`internal-352b-t8192-p2`, `zipf-1.5-t64-k1`; the dtype behind it where it is not the part's usual one."""
         unusual = [] if self.dtype == PARTS[self.part].dtype else [self.dtype]
         sizes = [f"{SIZES[name]}{n}" for name, n in self.sizes]
-        named = [name for name in (self.model, label_of(self.routing)) if name]
+        named = [name for name in (self.model, label_of(self.routing), *batches_words(self.batches)) if name]
         return "-".join([*named, *sizes, *unusual])
 
     @property
@@ -243,7 +271,7 @@ class _OfPart:
         """The columns of result rows that parts fill, and those of their sizes."""
         routing = label_of(self.routing) or None
         columns = {"part": self.part, "shape": self.shape, "model": self.model or None, "routing": routing}
-        return columns | dict(self.sizes)
+        return columns | {"batches": "/".join(batches_words(self.batches)) or None} | dict(self.sizes)
 
     def problem(self, ranks: int) -> str | None:
         """Why it has no meaning on `ranks` ranks, naming the keys; None when it has one."""
@@ -270,12 +298,23 @@ class StudyWorkload(_OfPart):
         return PARTS[self.part].counts
 
 
+def batches_words(batches: Sequence[int]) -> list[str]:
+    """`512`, `256`, `2x128`: one after another, equal ones together."""
+    return [f"{n}x{samples}" if (n := len(list(equal))) > 1 else f"{samples}" for samples, equal in groupby(batches)]
+
+
 def workload_of(
-    part: str, sizes: Mapping[str, int], model: str = "", seed: int = 0, dtype: str = "", routing: str = ""
+    part: str,
+    sizes: Mapping[str, int],
+    model: str = "",
+    seed: int = 0,
+    dtype: str = "",
+    routing: str = "",
+    batches: Sequence[int] = (),
 ) -> PartWorkload | StudyWorkload:
     """The workload of a part and its sizes, others left out; without a dtype in the part's usual one."""
     one = PARTS[part]
     own = tuple((name, sizes[name]) for name in one.sizes)
     made = StudyWorkload if one.is_studied else PartWorkload
     named = model if one.of_model or one.of_gpt else ""
-    return made(part, own, named, dtype or one.dtype, seed, routing)
+    return made(part, own, named, dtype or one.dtype, seed, routing, tuple(batches) if one.of_tasks else ())

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.experiment_schema import Described, SystemName
@@ -15,10 +15,19 @@ from moebench.workloads.schema import Name, Size, Strict, Text, choice, fault
 from moebench.workloads.suite import PartExperiment, PartGrid, PartReading
 from moebench.workloads.toml_file import Key, TomlFile
 
-PART_METRICS = ("part_time", "deviation", "link_bytes", "hit_rate")
+PART_METRICS = ("part_time", "deviation", "link_bytes", "hit_rate", "throughput_per_gpu")
 # By shape, over a baseline or as it is; by reading, over a baseline; against the memory that it takes, likewise.
 PART_FIGURE_KINDS = ("part-speedup", "part-time", "part-readings", "part-memory")
 _Amount = Annotated[int, Field(ge=0, le=10**12)]
+
+
+def _with_samples(batches: list[int]) -> list[int]:
+    if batches and min(batches) < 1:
+        raise fault(f"task {batches.index(min(batches)) + 1} has no samples: give it at least 1, or leave it out")
+    return batches
+
+
+_Batches = Annotated[list[Annotated[int, Field(le=10**9)]], Field(max_length=256), AfterValidator(_with_samples)]
 
 
 class PartGridFile(Strict):
@@ -30,13 +39,16 @@ class PartGridFile(Strict):
     sizes: dict[str, Annotated[list[_Amount], Field(min_length=1)]] = Field(default_factory=dict)
     dtypes: list[str] = Field(default_factory=list)
     routings: list[Text] = Field(default_factory=list)
+    batches: list[Annotated[_Batches, Field(min_length=1)]] = Field(default_factory=list)
 
 
 class PartReadingFile(Strict):
     """Sizes that the paper leaves open, under one reading of it."""
 
     name: Text
-    sizes: dict[str, _Amount]
+    sizes: dict[str, _Amount] = Field(default_factory=dict)
+    batches: _Batches = Field(default_factory=list)
+    dtype: str = ""
 
 
 class PartFigureFile(Strict):
@@ -106,7 +118,11 @@ def _check(grid: PartGridFile, reading: PartReadingFile) -> None:
         list(map(checked, grid.routings))
     except InputError as error:
         raise fault(error) from None
-    for dtype in grid.dtypes:
+    if not part.of_tasks and grid.batches:
+        raise fault(f"part {grid.part} takes no batches: it has no tasks")
+    if part.of_tasks and not (grid.batches or reading.batches):
+        raise fault(f"part {grid.part} has no batches under reading {reading.name!r}: the samples of each task")
+    for dtype in (*grid.dtypes, *([reading.dtype] if reading.dtype else [])):
         if dtype not in part.dtypes:
             raise fault(one_of(f"dtype of part {grid.part}", dtype, part.dtypes))
     if len(set(grid.systems)) < len(grid.systems) or len(set(grid.models)) < len(grid.models):
@@ -142,10 +158,13 @@ def part_experiment(model: PartExperimentFile, common: dict[str, Any], file: Tom
                 {name: tuple(dict.fromkeys(grid.sizes[name])) for name in SIZES if name in grid.sizes},
                 tuple(dict.fromkeys(grid.dtypes)),
                 own,
+                tuple(dict.fromkeys(map(tuple, grid.batches))),
             )
             for grid, own in zip(model.parts, routings, strict=True)
         ),
-        readings=tuple(PartReading(one.name, dict(one.sizes)) for one in model.readings),
+        readings=tuple(
+            PartReading(one.name, dict(one.sizes), tuple(one.batches), one.dtype) for one in model.readings
+        ),
     )
 
 

@@ -267,8 +267,9 @@ class PartGrid:
         systems: ways to do it, with options.
         models: names of decoders, where the part has the sizes of one.
         sizes: name -> sizes; those that are missing, the reading says.
-        dtypes: of what it works on; empty for the part's usual one.
+        dtypes: of what it works on; empty for what the reading says, or the part's usual one.
         routings: which experts its tokens choose (part_routing.py); empty for a part that has none.
+        batches: samples of each task, of a part that has tasks; empty where the reading says them.
     """
 
     part: str
@@ -277,14 +278,21 @@ class PartGrid:
     sizes: Mapping[str, tuple[int, ...]]
     dtypes: tuple[str, ...] = ()
     routings: tuple[str, ...] = ()
+    batches: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class PartReading:
-    """One way to read what sizes a paper's figure has."""
+    """One way to read what sizes a paper's figure has.
+
+    Attributes:
+        batches: samples of each task, where a grid leaves them open; dtype: of what parts work on, likewise.
+    """
 
     name: str
     sizes: Mapping[str, int]
+    batches: tuple[int, ...] = ()
+    dtype: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moebench.claims import task_query
 from moebench.claims.evidence import Evidence
 from moebench.claims.part_against import condition, curve, is_about
 from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number
@@ -56,6 +57,8 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     experiment = experiment_of(claim, suite)
     if not isinstance(experiment, PartExperiment):
         raise CantAnswer(f"experiment {experiment.name} is not about parts")
+    if any(PARTS[grid.part].of_tasks for grid in experiment.parts):
+        return task_query.obtain(claim, experiment, evidence)
     if claim.metric not in (*TIMES, *OVERHEADS, CROSSOVER, BYTES, GAP) and not is_about(claim):
         raise CantAnswer(f"no query for the metric {claim.metric} yet")
     distinct: dict[tuple[Point, ...], tuple[Reading, Planned]] = {}  # readings that come to the same points count once

@@ -2,7 +2,7 @@
 
 The packaged files lie in moebench.reported, one a paper; `compared_with.csv` beside them lists the baselines that each
 paper compared with, which is what `best-other` means, and other readings of it; `implementations.csv` says which kernel
-a name stands for, `exchanges.csv` which exchange.
+a name stands for, `exchanges.csv` which exchange, `ways.csv` which system of a part.
 """
 
 import csv
@@ -62,7 +62,8 @@ INDEPENDENT = "independent"  # how the note of a row begins that is not the pape
 COMPARED_FILE = "compared_with.csv"
 IMPLEMENTATIONS_FILE = "implementations.csv"
 EXCHANGES_FILE = "exchanges.csv"
-_BESIDE = (COMPARED_FILE, IMPLEMENTATIONS_FILE, EXCHANGES_FILE)
+WAYS_FILE = "ways.csv"
+_BESIDE = (COMPARED_FILE, IMPLEMENTATIONS_FILE, EXCHANGES_FILE, WAYS_FILE)
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,13 @@ def exchanges() -> Mapping[str, str]:
     """Names that papers give to exchanges -> what they are called here."""
     text = (files("moebench.reported") / EXCHANGES_FILE).read_text(encoding="utf-8")
     return {row["name"]: row["exchange"] for row in csv.DictReader(text.splitlines())}
+
+
+@cache
+def ways() -> Mapping[str, str]:
+    """Names that papers give to systems of parts -> what they are called here."""
+    text = (files("moebench.reported") / WAYS_FILE).read_text(encoding="utf-8")
+    return {row["name"]: row["system"] for row in csv.DictReader(text.splitlines())}
 
 
 def own_names(claim: Claim) -> set[str]:

@@ -49,7 +49,11 @@ def experiment_view(
         frame: rows of the run.
     """
     own = frame[(frame["experiment"] == experiment.name) & frame["sample"].isna()]
-    calls = _calls(own)
+    calls = calls_of(own)
+    if any(PARTS[grid.part].of_tasks for grid in experiment.parts):
+        from moebench.report.task_view import tasks_view
+
+        return tasks_view(experiment, own, calls, scores)
     shown = _with_reported(experiment, _shown(experiment, calls), scores)
     is_of_memory = experiment.figure.get("kind") == part_memory.KIND
     if is_of_memory:
@@ -62,17 +66,17 @@ def experiment_view(
         "name": experiment.name,
         "title": experiment.title,
         "question": experiment.question,
-        "layer": _what_is_run(experiment),
+        "layer": what_is_run(experiment),
         "answer": " ".join(filter(None, (told, cache_view.answer(experiment, own)))),
         "figures": [*drawn, *cache_view.figures(experiment, own)],
         "tables": [*_studies(own), *cache_view.tables(own)],
         "not_published": experiment.not_published,
         "caveats": [*experiment.caveats, *[MEASURED] * bool(engines & {"local", "cluster"})],
-        "cases": _case_table(calls, own),
+        "cases": case_table(calls, own),
     }
 
 
-def _calls(own: pd.DataFrame) -> pd.DataFrame:
+def calls_of(own: pd.DataFrame) -> pd.DataFrame:
     """One row a case that is timed, with what it sends and holds as columns."""
     found = own[own["metric"] == "part_time"].drop_duplicates("case").copy()
     plain = own[own["detail"].map(lambda detail: not detail).astype(bool)]
@@ -121,7 +125,8 @@ def _with_reported(experiment: PartExperiment, shown: pd.DataFrame, scores: Sequ
     return shown.assign(reported=[found.get(key, float("nan")) for key in keys])
 
 
-def _what_is_run(experiment: PartExperiment) -> str:
+def what_is_run(experiment: PartExperiment) -> str:
+    """Parts and systems in words, and the readings."""
     parts = [f"{name}: {PARTS[name].what}" for name in dict.fromkeys(grid.part for grid in experiment.parts)]
     ways = {
         name: what for grid in experiment.parts for name, what in PARTS[grid.part].systems.items()
@@ -269,7 +274,8 @@ def _studies(own: pd.DataFrame) -> list[Table]:
     return tables
 
 
-def _case_table(calls: pd.DataFrame, own: pd.DataFrame) -> Table:
+def case_table(calls: pd.DataFrame, own: pd.DataFrame) -> Table:
+    """Every case with its time, and what it sends and holds."""
     name, scale = _unit(calls["value"])
     rows = [
         [

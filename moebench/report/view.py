@@ -13,7 +13,7 @@ from moebench.claims.scoreboard import Score, asked_for, scoreboard
 from moebench.claims.verdict import NOT_RUN
 from moebench.claims.words import DEFINITIONS
 from moebench.compare.escape import plain
-from moebench.part_rows import FORMULA
+from moebench.part_rows import FORMULA, PER_GPU, RANK_TIME
 from moebench.report.claims_view import (
     card,
     claim_key,
@@ -53,6 +53,7 @@ METRICS = (
     *("memory_activations", "memory_model_states", "memory_other", "memory_total"),
     *("setting_time", "settings"),
     *("link_bytes", "exposed_communication", "host_bound", "loss", "control_deviation", FORMULA),
+    *(PER_GPU, RANK_TIME),
     *("error", "largest_error", "gradient_error", "gradient_largest_error"),
     *("alltoall_share_of_step", "alltoall_over_expert_time", "lasting_memory"),
     *(BY_SIZE, USED),

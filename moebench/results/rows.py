@@ -102,6 +102,10 @@ class Row:
     turn_steps: int | None = None
     passes: int | None = None
     cache_sizes: int | None = None
+    heads: int | None = None
+    positions: int | None = None
+    recomputed: int | None = None
+    batches: str | None = None
     low: float | None = None
     high: float | None = None
     sample: int | None = None

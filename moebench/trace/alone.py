@@ -16,20 +16,27 @@ from moebench.kernels.collectives.group import Group, described_group
 from moebench.kernels.collectives.outstanding import forget_described, outstanding
 from moebench.kernels.region import region
 from moebench.plan_exchanges import exchange_of
-from moebench.program import Program
+from moebench.program import Op, Program
 from moebench.trace.errors import Unsupported
 from moebench.trace.recorder import record_step
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.exchange import BYTES_PER_ELEMENT
 from moebench.workloads.machine import Topology
+from moebench.workloads.model import TF32
 
 
 @dataclass(frozen=True)
 class Call:
-    """What is traced by itself, and the tensors that live before it and after."""
+    """What is traced by itself.
+
+    Attributes:
+        persistent: tensors that live before it and after.
+        alike: ranks that run the same program; None: all, or all but leaders.
+    """
 
     run: Callable[[], object]
     persistent: Sequence[Tensor] = ()
+    alike: Sequence[int] | None = None
 
 
 def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
@@ -91,7 +98,10 @@ def trace_call(
 ) -> tuple[Program, ...]:
     """The programs of `call_of(group)` in region `exchange` on all ranks; tensors that it makes are meta tensors."""
     first = described_group(ranks, 0, ranks_per_node=ranks_per_node)
-    program = _recorded(call_of(first), first)
+    call = call_of(first)
+    if call.alike is not None:
+        return _trace_apart(call_of, ranks, ranks_per_node)
+    program = _recorded(call, first)
     if not first.is_asked_for_leaders or ranks_per_node == 1:
         return (replace(program, stands_for=range(ranks)),)
     second = described_group(ranks, 1, ranks_per_node=ranks_per_node)
@@ -100,6 +110,19 @@ def trace_call(
         replace(program, stands_for=range(0, ranks, ranks_per_node)),
         replace(_recorded(call_of(second), second), stands_for=_range_or(others)),
     )
+
+
+def _trace_apart(call_of: Callable[[Group], Call], ranks: int, ranks_per_node: int) -> tuple[Program, ...]:
+    """A program for each set of ranks that say they are alike."""
+    found, left = [], list(range(ranks))
+    while left:
+        group = described_group(ranks, left[0], ranks_per_node=ranks_per_node)
+        call = call_of(group)
+        assert call.alike is not None
+        assert group.rank in call.alike
+        found.append(replace(_recorded(call, group), stands_for=_range_or(call.alike)))
+        left = [rank for rank in left if rank not in call.alike]
+    return tuple(found)
 
 
 def trace_by_node(
@@ -125,6 +148,13 @@ def _recorded(call: Call, group: Group) -> Program:
         return record_step(step, persistent=call.persistent).program(group.rank, group.size)
     finally:
         forget_described(before)
+
+
+def in_precision(ops: Sequence[Op], dtype: str) -> tuple[Op, ...]:
+    """The operators with fp32 products marked as TF32 where the workload says so."""
+    if dtype != TF32:
+        return tuple(ops)
+    return tuple(replace(op, dtype=TF32) if op.products and op.dtype == "fp32" else op for op in ops)
 
 
 def _range_or(ranks: Sequence[int]) -> Sequence[int]:

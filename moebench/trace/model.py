@@ -41,12 +41,12 @@ from moebench.systems.planning import (
     sample_data,
     value_of,
 )
-from moebench.trace.alone import Call, trace_call
+from moebench.trace.alone import Call, in_precision, trace_call
 from moebench.trace.errors import OutOfMemory, Unsupported
 from moebench.trace.recorder import Recorder, record_step
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.machine import Topology
-from moebench.workloads.model import HALVES, TF32
+from moebench.workloads.model import HALVES
 
 _SMALLEST, _LARGEST = 2**10, 2**31  # bytes of a message, as nccl-tests has them
 _LAUNCHES_OF_A_PART = 14  # small operators that a part of a MoE layer has besides: where its rows lie, and copies
@@ -137,13 +137,6 @@ def _traced(name: str, workload, key: _Key) -> Traced:  # type: ignore[no-untype
     notes = (SHARED_EVENLY,) if step.planned is not None else ()
     program = recorder.program(0, topology.ranks, range(topology.ranks), notes)
     return Traced(replace(program, ops=in_precision(program.ops, workload.dtype)), step.planned)
-
-
-def in_precision(ops: Sequence[Op], dtype: str) -> tuple[Op, ...]:
-    """The operators with fp32 products marked as TF32 where the workload says so."""
-    if dtype != TF32:
-        return tuple(ops)
-    return tuple(replace(op, dtype=TF32) if op.products and op.dtype == "fp32" else op for op in ops)
 
 
 def _free_bytes(topology: Topology) -> int:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
@@ -18,11 +19,13 @@ from moebench.plan_parts import part_of, shape_of
 from moebench.program import Op, Program
 from moebench.systems.part_interface import TILE_ROWS, Setting, parsed
 from moebench.systems.part_registry import make
-from moebench.trace.alone import Call, trace_by_node, trace_call
+from moebench.trace.alone import Call, in_precision, trace_by_node, trace_call
 from moebench.trace.errors import Unsupported
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
+from moebench.workloads.model import TF32
+from moebench.workloads.part import PartWorkload
 
 Shape = tuple[int, ...]
 ASSUMED = (
@@ -47,25 +50,27 @@ def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
 
 
 def _traced(case: Case, system: str, topology: Topology) -> tuple[Program, ...]:
-    workload = part_of(case)
+    return _programs(part_of(case), system, topology.ranks, topology.gpus_per_node)
+
+
+@lru_cache(maxsize=2)  # what follows from a case's rows is worked out right after them, from the same programs
+def _programs(workload: PartWorkload, system: str, ranks: int, per_node: int) -> tuple[Program, ...]:
 
     def call_of(group: Group) -> Call:
-        setting = Setting(
-            workload, system, group, torch.device("meta"), torch_dtype(workload.dtype), shape_of(workload)
-        )
-        call = make(setting)
+        dtype = torch_dtype("fp32" if workload.dtype == TF32 else workload.dtype)
+        call = make(Setting(workload, system, group, torch.device("meta"), dtype, shape_of(workload)))
 
         def run() -> object:
             with answering(call.reads) if call.reads is not None else nullcontext():
                 return call.run()
 
-        return Call(run, call.persistent)
+        return Call(run, call.persistent, call.alike)
 
     try:
-        programs = trace_call(call_of, topology.ranks, topology.gpus_per_node)
-        if any(map(_is_by_place, programs[0].ops)):
-            return trace_by_node(call_of, topology.ranks, topology.gpus_per_node)
-        return programs
+        programs = trace_call(call_of, ranks, per_node)
+        if len(programs) == 1 and any(map(_is_by_place, programs[0].ops)):
+            programs = trace_by_node(call_of, ranks, per_node)
+        return tuple(replace(one, ops=in_precision(one.ops, workload.dtype)) for one in programs)
     except (InputError, ValueError) as error:
         raise Unsupported(str(error)) from error
 

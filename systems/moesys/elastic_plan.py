@@ -11,7 +11,8 @@ tasks on R ranks, `SEATINGS`:
                   may have parts of several tasks
     every-task    1 / R of every task on each rank: plain data parallelism, every rank holds all branches
 
-512, 256, 128 and 128 samples on 8 ranks give 4, 2, 1 and 1 ranks, 128 samples each, proportional and in line.
+512, 256, 128 and 128 samples on 8 ranks give 4, 2, 1 and 1 ranks, 128 samples each, proportional and in line. Where
+there are fewer samples than ranks some have none: they hold what is shared, and wait.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,8 +85,8 @@ def seat(tasks: Sequence[Task], ranks: int, by: str = "proportional") -> Seating
         by: one of `SEATINGS`.
 
     Raises:
-        InputError: no task, two of one name, one without samples, no rank, more ranks than samples, or an unknown way
-            or one that these numbers don't allow.
+        InputError: no task, two of one name, one without samples, no rank, or an unknown way or one that these numbers
+            don't allow.
     """
     if by not in SEATINGS:
         raise one_of("seating", by, SEATINGS)
@@ -95,10 +96,41 @@ def seat(tasks: Sequence[Task], ranks: int, by: str = "proportional") -> Seating
     for task in tasks:
         if task.samples < 1:
             raise InputError(f"task {task.name} has samples = {task.samples}: at least 1 is needed, or leave it out")
-    total = sum(task.samples for task in tasks)
-    if not 1 <= ranks <= total:
-        raise InputError(f"ranks = {ranks}: must be between 1 and the samples of all tasks, {total}")
-    return Seating(tuple(tasks), tuple(SEATINGS[by](tasks, ranks)))
+    if ranks < 1:
+        raise InputError(f"ranks = {ranks}: must be at least 1")
+    seats = SEATINGS[by](tasks, ranks)
+    return Seating(tuple(tasks), tuple(tuple(share for share in own if share.samples) for own in seats))
+
+
+def rows_sent(data: Seating, seating: Seating) -> list[list[Share]]:
+    """Which samples each rank of `data` has that rank r of `seating` works on, in the order of ranks: R x R shares.
+
+    What a rank has of a task goes to the task's ranks in equal parts, to one sample. A share of none stands where
+    nothing is sent.
+
+    Raises:
+        InputError: a rank of `seating` has several tasks.
+    """
+    ranks = len(data.shares)
+    busy = next((rank for rank in range(ranks) if len(seating.tasks_of(rank)) > 1), None)
+    if busy is not None:
+        raise InputError(f"rows go to the ranks of their task, and rank {busy} has tasks {seating.tasks_of(busy)}")
+    replicas = [seating.replicas(task) for task in range(len(seating.tasks))]
+    found = []
+    for shares in data.shares:
+        own = {share.task: share for share in shares}
+        row = []
+        for rank in range(ranks):
+            task = next(iter(seating.tasks_of(rank)), None)
+            share = own.get(task) if task is not None else None
+            if task is None or share is None:
+                row.append(Share(0, 0, 0))
+                continue
+            place, count = replicas[task].index(rank), len(replicas[task])
+            first, end = (cut * share.samples // count for cut in (place, place + 1))
+            row.append(Share(task, share.first + first, end - first))
+        found.append(row)
+    return found
 
 
 Shares = Sequence[tuple[Share, ...]]
@@ -106,12 +138,8 @@ Shares = Sequence[tuple[Share, ...]]
 
 def _one_each(tasks: Sequence[Task], ranks: int) -> Shares:
     each, rest = divmod(ranks, len(tasks))
-    smallest = min(tasks, key=lambda task: task.samples)
-    if rest or smallest.samples < each:
-        raise InputError(
-            f"seating one-each: ranks = {ranks} must be a multiple of tasks = {len(tasks)}, and task {smallest.name} "
-            f"has samples = {smallest.samples} for {each} of them"
-        )
+    if rest or not each:
+        raise InputError(f"seating one-each: ranks = {ranks} must be a multiple of tasks = {len(tasks)}")
     return [(share,) for task in range(len(tasks)) for share in _split(tasks, task, each)]
 
 
@@ -149,10 +177,6 @@ def _in_line(tasks: Sequence[Task], ranks: int) -> Shares:
 
 
 def _every_task(tasks: Sequence[Task], ranks: int) -> Shares:
-    smallest = min(tasks, key=lambda task: task.samples)
-    if smallest.samples < ranks:
-        few = f"task {smallest.name} has samples = {smallest.samples} for ranks = {ranks}"
-        raise InputError(f"seating every-task: {few}")
     columns = [_split(tasks, task, ranks) for task in range(len(tasks))]
     return [tuple(column[rank] for column in columns) for rank in range(ranks)]
 

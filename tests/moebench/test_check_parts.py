@@ -14,6 +14,7 @@ SIZES = {"tokens": 64, "d_model": 8, "top_k": 2, "steps": 1}
 SIZES |= {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 0}
 SIZES |= {"vocabulary": 30, "sequences": 1, "prompt": 1, "generated": 1, "capacity_percent": 100}
 SIZES |= {"experts": 8, "layers": 1, "turn_steps": 0, "passes": 1, "cache_sizes": 1}
+SIZES |= {"heads": 1, "positions": 2, "recomputed": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +28,14 @@ def cases(studied=False):
     found = []
     for name, part in PARTS.items():
         finer = [f"chunked+chunks={n}" for n in (3, 16)] if "chunked" in part.systems else []
+        finer += [
+            f"{stem}+{option}={word}"
+            for stem, options in part.options.items() for option, one in options.items() for word in one.words
+        ]  # fmt: skip
         for system in [*part.systems, *finer] if part.is_studied == studied else ():
             for products in (1, 2) if "products" in part.sizes and system == "serial" else (2,):
-                workload = workload_of(name, {**SIZES, "products": products, "parameters": 100}, "mixtral-8x7b")
+                sizes = {**SIZES, "products": products, "parameters": 100}
+                workload = workload_of(name, sizes, "mixtral-8x7b", batches=(3, 2))
                 found.append(SimpleNamespace(system=system, workload=workload))
     return found
 

@@ -11,6 +11,8 @@ from moebench.workloads.load_suite import check_suite
 from moebench.workloads.part import PARTS, SIZES, PartWorkload, StudyWorkload, workload_of
 from moebench.workloads.suite import PartReading, Suite
 from tests.moebench.part_suite import TEXT, written
+from tests.moebench.task_suite import TEXT as TASKS
+from tests.moebench.task_suite import written as task_suite
 
 
 def test_it_is_read_and_survives_a_run_file(tmp_path):
@@ -48,6 +50,39 @@ def test_a_fault_is_told_with_its_place(tmp_path, old, new, words):
         load_suite(written(tmp_path, TEXT.replace(old, new, 1)))
     assert "parts.toml, line" in str(told.value)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[[512, 256, 128, 128]]", "[[512, 0]]", "task 2 has no samples: give it at least 1, or leave it out"),
+        ("[[512, 256, 128, 128]]", "[[512, -3]]", "task 2 has no samples"),
+        ("[[512, 256, 128, 128]]", "[[]]", "at least 1 item"),
+        ("batches = [[512, 256, 128, 128]], ", "", "part task-step has no batches under reading 'small'"),
+        ("batches = [64, 32, 32]", "batches = [64, 0]", "task 2 has no samples"),
+        ('dtype = "fp32"', 'dtype = "fp8"', "unknown dtype of part task-step 'fp8'"),
+    ],
+)
+def test_a_fault_in_tasks_is_told_with_its_place(tmp_path, old, new, words):
+    """Tasks without samples, no tasks, a dtype that the part has not."""
+    assert old in TASKS
+    with pytest.raises(InputError, match=words) as told:
+        load_suite(task_suite(tmp_path, TASKS.replace(old, new, 1)))
+    assert "tasks.toml, line" in str(told.value)
+
+
+def test_batches_survive_a_run_file(tmp_path):
+    """Of grids and of readings, with the dtype of a reading; equal ones stand together in names."""
+    suite = load_suite(task_suite(tmp_path))
+    again = from_plain(Suite, json.loads(json.dumps(to_plain(suite))))
+    assert again == suite
+    check_suite(again, "run.json: suite")
+    assert suite.experiments[0].parts[0].batches == ((512, 256, 128, 128),)
+    assert suite.experiments[0].readings[1].dtype == "fp32"
+    sizes = {"d_model": 8, "layers": 1, "heads": 2, "positions": 4, "recomputed": 0}
+    one = workload_of("task-step", sizes, batches=(512, 256, 128, 128))
+    assert one.shape == "512-256-2x128-d8-l1-h2-p4-r0"
+    assert one.columns["batches"] == "512/256/2x128"
 
 
 def test_a_part_names_its_cases_and_fills_its_columns():

@@ -9,17 +9,20 @@ from moebench.workloads.part import workload_of
 
 SIZES = {"tokens": 64, "d_model": 16, "top_k": 2, "products": 2, "parameters": 1000}
 SUMMED = {"attention_mb": 1, "expert_mb": 1, "sent_percent": 2, "of_part": 0}
+VIT = {"layers": 1, "heads": 2, "positions": 3, "recomputed": 1}
 PARTS = {
     "dispatch": ("all-to-all", "all-gather", "reduce-scatter"),
     "parameter-sync": ("tp-attention", "sp-attention"),
     "gradient-sum": ("fp32-reduce-scatter", "bf16-all-to-all", "bf16-ring"),
     "row-sum": ("bf16-reduce-scatter", "fp8-all-to-all"),
+    "task-step": ("moesys", "moesys+rows=stay", "in-line", "ddp"),
 }
 
 
 def case_of(part, system):
     """A small case of a part."""
-    return Case("s", "e", system, workload_of(part, SIZES | SUMMED), "2x2-h800", "2x2", "cluster")
+    workload = workload_of(part, SIZES | SUMMED | VIT, batches=(9, 4), dtype="fp32" if part == "task-step" else "")
+    return Case("s", "e", system, workload, "2x2-h800", "2x2", "cluster")
 
 
 def recorded(group):

@@ -33,5 +33,5 @@ def test_ranks_run_what_is_traced(recorded, topology, part, system):
 
 def test_one_rank_alone_has_nothing_to_do():
     """With the reason."""
-    with pytest.raises(CannotRun, match="a part needs two ranks and more, not 1"):
+    with pytest.raises(CannotRun, match="part dispatch needs 2 ranks and more, not 1"):
         part_step(ranks.case_of("dispatch", "all-to-all"), torch.device("cpu"))

@@ -1,5 +1,7 @@
 """Checks of training on several tasks on real ranks; a check returns what is wrong, in words."""
 
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -7,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from moebench.kernels.collectives.start_wait import all_reduce
 from moebench.kernels.optimizer import AdamW
 from moebench.systems.moesys.elastic import AllTasksStep, ElasticStep
-from moebench.systems.moesys.elastic_plan import SEATINGS, Task, seat
+from moebench.systems.moesys.elastic_plan import SEATINGS, Seating, Share, Task, seat
 from moebench.systems.moesys.task_model import TaskModel, TaskModelShape
 from moebench.trace.recorder import Recorder
 from moebench.workloads.errors import InputError
@@ -28,6 +30,22 @@ def whole_batches(step=0):
     return found
 
 
+def whole_uniform(step=0):
+    """The numbers that every sample's paths are drawn by."""
+    generator = torch.Generator().manual_seed(500 + step)
+    shape = (SHAPE.blocks, 2)
+    return {t: torch.rand(one.samples, *shape, generator=generator, dtype=torch.float64) for t, one in enumerate(TASKS)}
+
+
+def own_uniform(shares, step=0):
+    """Those of some samples."""
+    whole = whole_uniform(step)
+    parts = {task: [s for s in shares if s.task == task] for task in {s.task for s in shares}}
+    return {
+        task: torch.cat([whole[task][s.first : s.first + s.samples] for s in own]) for task, own in parts.items()
+    }
+
+
 def own_batches(seating, rank, step=0):
     """What of them is a rank's."""
     whole = whole_batches(step)
@@ -40,7 +58,9 @@ def own_batches(seating, rank, step=0):
 def one_rank(model, step=0):
     """The definition: losses of every task, gradients of the mean over all samples, by name."""
     model.zero_grad()
-    losses = {task: F.cross_entropy(model(x, task), y) for task, (x, y) in whole_batches(step).items()}
+    whole = whole_batches(step)
+    logits = model({task: x for task, (x, _) in whole.items()}, whole_uniform(step))
+    losses = {task: F.cross_entropy(logits[task], y) for task, (_, y) in whole.items()}
     total = sum(task.samples for task in TASKS)
     sum(loss * TASKS[task].samples / total for task, loss in losses.items()).backward()
     return torch.stack([losses[task].detach() for task in range(len(TASKS))])
@@ -52,10 +72,14 @@ def branch_of(name):
     return int(parts[1]) if parts[0] in ("branches", "heads") else None
 
 
-def new_model(tasks):
-    """A model with some branches; the same weights for the same names."""
-    model = TaskModel(SHAPE, tasks, dtype=torch.float64)
+def new_model(tasks, recomputes=False, heads=None):
+    """A model with some branches; the same weights for the same names; paths that are not alike likely."""
+    model = TaskModel(SHAPE, tasks, dtype=torch.float64, recomputes=recomputes, heads=heads)
     model.initialise(3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".logits." in name:
+                weight.copy_(torch.tensor([0.3, -0.2]) * (1 + branch_of(name)))
     return model
 
 
@@ -89,12 +113,51 @@ def elastic_equals_one_rank(group):
     allowed, refused = seats_that(group.size)
     if refused != (["one-each"] if group.size % 4 else []):
         wrong.append(f"refused: {refused}")
-    for by, seating in allowed.items():
-        model = new_model(seating.tasks_of(group.index))
-        found = ElasticStep(model, seating, group)(own_batches(seating, group.index))
+    for recomputes, (by, seating) in product((False, True), allowed.items()):
+        model = new_model(seating.tasks_of(group.index), recomputes)
+        step = ElasticStep(model, seating, group)
+        found = step(own_batches(seating, group.index), own_uniform(step.drawn_here))
         if not torch.allclose(found, losses, **CLOSE):
             wrong.append(f"{by}: losses {found.tolist()}, not {losses.tolist()}")
-        wrong += compare(by, model, definition, own_mean=True)
+        wrong += compare(f"{by}, recomputed {recomputes}", model, definition, own_mean=True)
+    return wrong
+
+
+def rows_travel(group):
+    """Losses and gradients where every rank reads a part of every task, and rows go to the ranks of their task."""
+    definition, wrong = new_model(range(4)), []
+    losses = one_rank(definition)
+    seating, data = seat(TASKS, group.size), seat(TASKS, group.size, "every-task")
+    if group.size < 4:
+        try:
+            ElasticStep(new_model(seating.tasks_of(group.index), heads=range(4)), seating, group, data)
+        except InputError as error:
+            return [] if "has tasks (" in str(error) else [str(error)]
+        return ["a rank of several tasks was not refused"]
+    for recomputes in (False, True):
+        model = new_model(seating.tasks_of(group.index), recomputes, heads=range(4))
+        step = ElasticStep(model, seating, group, data)
+        found = step(own_batches(data, group.index), own_uniform(step.drawn_here))
+        if not torch.allclose(found, losses, **CLOSE):
+            wrong.append(f"losses {found.tolist()}, not {losses.tolist()}")
+        wrong += compare(f"rows, recomputed {recomputes}", model, definition, own_mean=True)
+    return wrong
+
+
+def an_empty_rank_waits(group):
+    """Fewer samples than ranks: a rank without any has the others' sums of what is shared, and no branch."""
+    tasks = TASKS[:1]
+    seating = Seating(tuple(tasks), ((Share(0, 0, 12),), *[()] * (group.size - 1)))
+    definition, model = new_model([0]), new_model(seating.tasks_of(group.index))
+    x, y = whole_batches()[0]
+    F.cross_entropy(definition({0: x}, whole_uniform())[0], y).backward()
+    step = ElasticStep(model, seating, group)
+    step(own_batches(seating, group.index), own_uniform(step.drawn_here))
+    empty = group.index > 0
+    wrong = ["an empty rank has a branch"] if empty and (model.branches or step.drawn_here) else []
+    for name, weight in model.named_parameters():
+        if not torch.allclose(weight.grad, dict(definition.named_parameters())[name].grad, **CLOSE):
+            wrong.append(f"{name} on rank {group.index}")
     return wrong
 
 
@@ -105,8 +168,9 @@ def branches_travel_among_their_replicas_only(group):
         model = new_model(seating.tasks_of(group.index))
         batches = own_batches(seating, group.index)
         step = ElasticStep(model, seating, group)
+        uniform = own_uniform(step.drawn_here)
         with Recorder([x for pair in batches.values() for x in pair] + list(model.parameters())) as recorder:
-            step(batches)
+            step(batches, uniform)
         found = {}
         for op in recorder.ops:
             if op.collective is not None:
@@ -130,13 +194,15 @@ def the_baseline_is_ddp(group):
     one_rank(definition)
     for by, seating in seats_that(group.size)[0].items():
         ours = new_model(range(4))
-        AllTasksStep(ours, seating, group)(own_batches(seating, group.index))
+        step = AllTasksStep(ours, seating, group)
+        uniform = own_uniform(step.drawn_here)
+        step(own_batches(seating, group.index), uniform)
         wrong += compare(f"baseline, {by}", ours, definition, own_mean=False)
         if group.process_group is None:
             continue
         theirs = new_model(range(4))
         package = DistributedDataParallel(_AllTasks(theirs), find_unused_parameters=True)
-        package(own_batches(seating, group.index)).mul(group.size / seating.samples).backward()
+        package(own_batches(seating, group.index), uniform).mul(group.size / seating.samples).backward()
         for weight in theirs.parameters():
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         wrong += compare(f"DistributedDataParallel, {by}", theirs, definition, own_mean=False)
@@ -150,9 +216,10 @@ class _AllTasks(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batches):
+    def forward(self, batches, uniform):
         """Of all samples of this rank."""
-        return sum(F.cross_entropy(self.model(x, t), y, reduction="sum") for t, (x, y) in batches.items())
+        logits = self.model({task: x for task, (x, _) in batches.items()}, uniform)
+        return sum(F.cross_entropy(logits[task], y, reduction="sum") for task, (_, y) in batches.items())
 
 
 def tasks_are_learnt(group):
@@ -169,7 +236,7 @@ def tasks_are_learnt(group):
             if task is not None:
                 weight.grad *= seating.samples / TASKS[task].samples
         model.zero_grad()
-        found = step(own_batches(seating, group.index, number % 2))
+        found = step(own_batches(seating, group.index, number % 2), own_uniform(step.drawn_here, number % 2))
         curve.append(found)
         if not torch.allclose(found, losses, rtol=1e-6, atol=1e-7):
             wrong.append(f"step {number}: losses {found.tolist()}, not {losses.tolist()}")

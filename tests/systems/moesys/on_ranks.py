@@ -12,6 +12,8 @@ def all_checks(group):
         "embedding bytes": embedding.embedding_sends_what_the_formulas_say(group),
         "embedding table": embedding.embedding_shares_the_table(group),
         "elastic": elastic.elastic_equals_one_rank(group),
+        "elastic rows": elastic.rows_travel(group),
+        "elastic empty": elastic.an_empty_rank_waits(group),
         "elastic bytes": elastic.branches_travel_among_their_replicas_only(group),
         "elastic baseline": elastic.the_baseline_is_ddp(group),
         "elastic training": elastic.tasks_are_learnt(group),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.kernels.collectives.group import described_group
-from moebench.systems.moesys.elastic import ElasticStep, branch_bytes
+from moebench.systems.moesys.elastic import ElasticStep
 from moebench.systems.moesys.elastic_plan import SEATINGS, Task, seat
 from moebench.systems.moesys.task_model import TaskModel, TaskModelShape
 from moebench.workloads.errors import InputError
@@ -43,7 +43,7 @@ def test_every_sample_is_on_one_rank(batches, ranks, by):
     seen = sorted((s.task, s.first + i) for shares in seating.shares for s in shares for i in range(s.samples))
     assert seen == [(task, i) for task, batch in enumerate(batches) for i in range(batch)]
     counts = [seating.samples_of(rank) for rank in range(ranks)]
-    assert min(counts) >= 1
+    assert by in ("every-task", "one-each") or min(counts) >= 1 or ranks > sum(batches)
     if by == "in-line":
         assert max(counts) - min(counts) <= 1
 
@@ -63,7 +63,6 @@ def test_fewer_ranks_than_tasks_put_whole_tasks_together():
     seating = seat(PAPERS, 2)
     assert [seating.tasks_of(rank) for rank in range(2)] == [(0,), (1, 2, 3)]
     assert seating.most_samples == 512
-    assert branch_bytes(seating, [1, 10, 100, 1000], 1) == 1110
 
 
 @pytest.mark.parametrize(
@@ -73,11 +72,8 @@ def test_fewer_ranks_than_tasks_put_whole_tasks_together():
         ([Task("a", 4), Task("b", -3)], 2, "in-line", "task b has samples = -3"),
         ([], 2, "proportional", r"tasks \(none\)"),
         ([Task("a", 4), Task("a", 3)], 2, "proportional", "a name of its own"),
-        ([Task("a", 4)], 0, "proportional", "ranks = 0: must be between 1 and the samples of all tasks, 4"),
-        ([Task("a", 4)], 5, "proportional", "ranks = 5"),
+        ([Task("a", 4)], 0, "proportional", "ranks = 0: must be at least 1"),
         ([Task("a", 4), Task("b", 4)], 3, "one-each", "a multiple of tasks = 2"),
-        ([Task("a", 4), Task("b", 1)], 4, "one-each", "task b has samples = 1 for 2 of them"),
-        ([Task("a", 4), Task("b", 2)], 3, "every-task", "task b has samples = 2 for ranks = 3"),
         ([Task("a", 4)], 1, "fair", "unknown seating 'fair'"),
     ],
 )
@@ -101,7 +97,7 @@ def test_a_step_takes_the_samples_of_its_seat():
     whole = TaskModel(SHAPE, [0, 1])
     step = ElasticStep(whole, seating, described_group(1))
     with pytest.raises(ValueError, match=r"samples \{0: 1\} by task; this rank's seats are \{0: 2, 1: 1\}"):
-        step({0: (torch.zeros(1, 4, 6), torch.zeros(1, dtype=torch.int64))})
+        step({0: (torch.zeros(1, 4, 6), torch.zeros(1, dtype=torch.int64))}, {})
     with pytest.raises(InputError, match="for ranks = 1; the group has 2"):
         ElasticStep(whole, seating, described_group(2))
     with pytest.raises(InputError, match="no branch of task b"):
