@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from moebench.explain import OTHER_STAGES, Breakdown, OperatorPart, by_region, operator_parts
+from moebench.job_rows import SLOWER
 from moebench.plan_jobs import job_of
+from moebench.quantities import times
 from moebench.sim.job import JobTime, PartTime, composed, memory
 from moebench.sim.recorded import RecordedCase
 from moebench.systems.pipeline import FORWARD as FORWARD_WORK
@@ -22,9 +24,11 @@ from moebench.trace.job import CLOSING, traced
 PIPELINE = "pipeline"  # region of a stage's waits
 NEW_PARAMETERS = "wait for new parameters"
 INTERVAL = (5, 95)
+ROUNDING = 1e-9  # of a step, that its parts may be off when added up
 NOTES = (
     "the stage that computes longest, its operators over all micro-batches of a step",
     "collectives at the end of a step are counted where they stand beside the last backward",
+    "stages are traced by the code as it is now, whatever the run was made with",
 )
 
 
@@ -37,6 +41,7 @@ def apart(recorded: RecordedCase) -> Breakdown:
     needs = max(memory(found), key=lambda one: one.total)
     values = recorded.seen()
     free = values["gpu.memory.capacity"][0] - values.get("gpu.memory.reserved", np.zeros(1))[0]
+    told = [*_longest(found), _slower_products(recorded, found)]
     notes = [note for stage in found.trace.stages for part in stage.programs.values() for note in part[0].notes]
     return Breakdown(
         case=recorded.case.name,
@@ -48,15 +53,41 @@ def apart(recorded: RecordedCase) -> Breakdown:
         peak_bytes=round(needs.total),
         fits=bool(needs.total <= free),
         moved_by=recorded.moved_by(time_s),
-        notes=tuple(dict.fromkeys([*NOTES, *notes])),
+        notes=tuple(dict.fromkeys([*told, *NOTES, *notes])),
         what=recorded.case.workload.unit_of_work,
     )
 
 
-def _composed(recorded: RecordedCase) -> JobTime:
+def _composed(recorded: RecordedCase, slower_products: float = 1.0) -> JobTime:
     case, topology = recorded.case, recorded.topology
     layout = job_of(case).layout(topology.ranks, topology.gpus_per_node)
-    return composed(traced(case, topology), layout, topology, recorded.seen(), timelines=True)
+    values = recorded.seen()
+    if slower_products != 1:
+        values = {name: np.asarray(value)[:1] for name, value in values.items()}
+    return composed(traced(case, topology), layout, topology, values, slower_products == 1, slower_products)
+
+
+def _longest(found: JobTime) -> list[str]:
+    """What the stage that computes longest has that others have not, and how long these wait for it."""
+    stages = found.layout.stages
+    if stages == 1:
+        return []
+    busy_s = [float(np.atleast_1d(one)[0]) for one in found.timeline.busy_s]
+    whole, uneven = (float(np.atleast_1d(one)[0]) for one in (found.timeline.bubble, found.uneven))
+    if whole <= 0:
+        return []
+    most, least = busy_s.index(max(busy_s)), busy_s.index(min(busy_s))
+    ends = {0: " (with the embedding)", stages - 1: " (with head and loss)"}
+    longest = f"stage {most}{ends.get(most, '')} computes for {times(busy_s[most])}"
+    both = f"{longest}, stage {least} for {times(busy_s[least])}"
+    return [f"{both}: that makes {uneven / whole:.0%} of the {whole:.1%} of all stages' time in which they wait"]
+
+
+def _slower_products(recorded: RecordedCase, found: JobTime) -> str:
+    """What products decide of the step."""
+    step_s, slower_s = (float(one.timeline.time_s[0]) for one in (found, _composed(recorded, SLOWER)))
+    ratio = slower_s / step_s if step_s > 0 else 1.0
+    return f"with products {SLOWER:g} times as long the step would take {times(slower_s)}, {ratio:.2f} times as long"
 
 
 def _operators(found: JobTime) -> list[OperatorPart]:
@@ -69,8 +100,9 @@ def _operators(found: JobTime) -> list[OperatorPart]:
     steady_s = sum(count * part.time_s[0] for part, count in found.work())
     waits = {NEW_PARAMETERS: float(busy_s - steady_s)}
     whole_s = sum(one.time_s for one in sums.values()) + waits[NEW_PARAMETERS]
-    waits[OTHER_STAGES] = max(0.0, float(found.timeline.time_s[0]) - whole_s)
-    return [*sums.values(), *(_wait(name, time_s) for name, time_s in waits.items() if time_s > 0)]
+    step_s = float(found.timeline.time_s[0])
+    waits[OTHER_STAGES] = step_s - whole_s
+    return [*sums.values(), *(_wait(name, time_s) for name, time_s in waits.items() if time_s > ROUNDING * step_s)]
 
 
 def _of_part(part: PartTime) -> list[OperatorPart]:

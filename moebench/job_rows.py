@@ -15,6 +15,7 @@ from moebench.workloads.machine import Hardware, Topology
 from moebench.workloads.models.mfu import flops_per_token
 
 GIGA = 1e9
+SLOWER = 1.5  # times that products take, to say how much of a step's time they decide
 
 
 def simulated(case: Case, topology: Topology, values: Mapping[str, np.ndarray]) -> list[Row]:
@@ -23,7 +24,8 @@ def simulated(case: Case, topology: Topology, values: Mapping[str, np.ndarray]) 
     Metrics over the draws: `iteration_time`, the step; `throughput`, tokens a second; `mfu`, as the paper counts it; of
     the stage that computes longest `attention_and_gemm`, `exposed_comm` (waits for collectives in flight) and `other`,
     which together are the step, and `bubble_time` (waits for other stages), a part of `other`; `bubble`, the share of
-    all stages' time.
+    all stages' time, and `bubble_uneven`, what of that is that another stage computes longer. Nominally,
+    `iteration_time_slower_products`: the step if products took `SLOWER` times as long.
     Bytes of the fullest rank: `memory_activations`, `memory_model_states`, `memory_other`, `memory_total`.
 
     Raises:
@@ -38,6 +40,9 @@ def simulated(case: Case, topology: Topology, values: Mapping[str, np.ndarray]) 
     rows = [_step_row(case, topology.hardware.name, found, fits, needs, float(free[0]))]
     if fits[0]:
         rows += _times(case, topology, found, fits)
+        nominal = {name: np.asarray(value)[:1] for name, value in values.items()}
+        slower = composed(found.trace, layout, topology, nominal, slower_products=SLOWER)
+        rows.append(_slower_row(case, topology.hardware.name, slower))
     return rows + _bytes(case, topology.hardware.name, needs)
 
 
@@ -80,6 +85,7 @@ def _times(case: Case, topology: Topology, found: JobTime, fits: np.ndarray) -> 
         ("bubble_time", "s", np.maximum(split["bubble_s"], 0.0)),  # no less but for rounding
         ("other", "s", split["rest_s"] + split["bubble_s"]),
         ("bubble", "1", found.timeline.bubble),
+        ("bubble_uneven", "1", found.uneven),
         ("transfer_time", "s", found.transfer_s),
     ]
     rows = []
@@ -90,6 +96,11 @@ def _times(case: Case, topology: Topology, found: JobTime, fits: np.ndarray) -> 
             rest["draws"] = _digits(drawn)
         rows.append(row_of(case, topology.hardware.name, metric, unit, float(drawn[0]), **rest))
     return rows + _regions(case, topology.hardware.name, found)
+
+
+def _slower_row(case: Case, hardware: str, slower: JobTime) -> Row:
+    step_s = float(slower.timeline.time_s[0])
+    return row_of(case, hardware, "iteration_time_slower_products", "s", step_s, detail={"times": SLOWER})
 
 
 def _regions(case: Case, hardware: str, found: JobTime) -> list[Row]:

@@ -142,15 +142,21 @@ def compose(
     chunks: int = 1,
     transfer_s: Seconds = 0.0,
     pairs: Mapping[tuple[int, int], Seconds] | None = None,
+    shares: bool = False,
 ) -> Timeline:
     """The step's timeline: work begins when its stage is free and what it needs has come.
 
     What follows the last backwards of a stage's chunks happens chunk by chunk, one after the other.
 
+    From the first of its last backwards on, a stage's sums are under way. Where they share the way of the transfers,
+    each has half of it: a transfer from or to such a stage takes twice as long, and the sums end later by what it
+    moved. That is the most it can be: sums that have not left yet, or are through, take nothing.
+
     Args:
         costs: of the p v virtual stages, in the order of the model.
         transfer_s: until what a stage made is at the next one; the stages go on meanwhile.
         pairs: of a combined schedule: how long the forward of one virtual stage takes with the backward of another.
+        shares: whether transfers and what follows the last backwards go the same way, such as NICs.
 
     Raises:
         ValueError: as `problem`; as many costs as virtual stages.
@@ -158,7 +164,7 @@ def compose(
     orders = schedule(stages, microbatches, chunks, pairs is not None)
     if len(costs) != stages * chunks:
         raise ValueError(f"{len(costs)} costs for stages = {stages} with chunks = {chunks} each")
-    progress = _Progress(costs, stages, microbatches, transfer_s, pairs or {})
+    progress = _Progress(costs, stages, microbatches, transfer_s, pairs or {}, shares)
     places = [0] * stages
     waiting = True
     while waiting:
@@ -185,14 +191,18 @@ class _Progress:
         microbatches: int,
         transfer_s: Seconds,
         pairs: Mapping[tuple[int, int], Seconds],
+        shares: bool,
     ) -> None:
         self.costs, self.stages, self.last, self.transfer_s = costs, stages, microbatches - 1, transfer_s
-        self.pairs = pairs
+        self.pairs, self.shares = pairs, shares
         some = costs[0].forward_s + costs[0].backward_s + transfer_s
         zero = np.zeros_like(some) if isinstance(some, np.ndarray) else 0.0
         self.zero = zero
         self.later: Callable[[Seconds, Seconds], Seconds] = np.maximum if isinstance(some, np.ndarray) else max
         self.ends: dict[tuple[str, int, int], Seconds] = {}
+        self.sums: set[int] = set()  # stages whose sums are under way
+        self.beside: set[tuple[str, int, int]] = set()  # work that ended when they were
+        self.lost: list[Seconds] = [zero] * stages  # by the sums of a stage, to transfers
         self.spans: list[list[Span]] = [[] for _ in range(stages)]
         self.free: list[Seconds] = [zero] * stages
         self.tails: list[Seconds] = [zero] * stages
@@ -203,12 +213,17 @@ class _Progress:
         ready = [self._ready(work, at) for work, at in zip(piece, virtual)]
         if any(one is None for one in ready):
             return False
+        for work, at in zip(piece, virtual):
+            for place in self._sharing(work, at):
+                self.lost[place] = self.lost[place] + self.transfer_s
         start = reduce(self.later, ready, self.free[stage])
         end = start + self._duration(piece, virtual)
         for work, at in zip(piece, virtual):
             end = self._done(stage, work, self.costs[at], end)
         for work, at in zip(piece, virtual):
             self.ends[work.direction, work.microbatch, at] = end
+            if stage in self.sums:
+                self.beside.add((work.direction, work.microbatch, at))
         self.free[stage] = end
         self.spans[stage].append((piece, start, end))
         return True
@@ -225,6 +240,7 @@ class _Progress:
             return self.later(end, cost.opening_s)
         if work.direction == BACKWARD and work.microbatch == self.last:
             self._close(stage, end, cost)
+            self.sums.update([stage] if self.shares else [])
         return end
 
     def _close(self, stage: int, end: Seconds, cost: StageCost) -> None:
@@ -235,15 +251,23 @@ class _Progress:
 
     def _ready(self, work: Work, virtual: int) -> Seconds | None:
         """When what a piece of work needs has come; None while nobody knows."""
-        if work.direction == FORWARD:
-            if virtual == 0:
-                return self.zero
-            end = self.ends.get((FORWARD, work.microbatch, virtual - 1))
-        elif virtual == len(self.costs) - 1:
+        before = virtual - 1 if work.direction == FORWARD else virtual + 1
+        if before < 0:
+            return self.zero
+        if before == len(self.costs):
             return self.ends.get((FORWARD, work.microbatch, virtual))
-        else:
-            end = self.ends.get((BACKWARD, work.microbatch, virtual + 1))
-        return None if end is None else end + self.transfer_s
+        key = (work.direction, work.microbatch, before)
+        if key not in self.ends:
+            return None
+        return self.ends[key] + (2 if self._sharing(work, virtual) else 1) * self.transfer_s
+
+    def _sharing(self, work: Work, virtual: int) -> set[int]:
+        """Stages whose sums share the way of what a piece of work needs."""
+        before = virtual - 1 if work.direction == FORWARD else virtual + 1
+        if not 0 <= before < len(self.costs):
+            return set()
+        sender = {before % self.stages} if (work.direction, work.microbatch, before) in self.beside else set()
+        return sender | (self.sums & {virtual % self.stages})
 
     def timeline(self) -> Timeline:
         """Everything is done."""
@@ -258,6 +282,6 @@ class _Progress:
                 peak = max(peak, held)
             busy.append(sum((end - start for _, start, end in done), self.zero))
             most.append(peak)
-            ends.append(self.later(self.free[stage], self.tails[stage]))
+            ends.append(self.later(self.free[stage], self.tails[stage] + self.lost[stage]))
         time_s = reduce(self.later, ends, self.zero)
         return Timeline(time_s, tuple(busy), tuple(most), tuple(map(tuple, self.spans)), tuple(self.free), tuple(ends))

@@ -38,6 +38,7 @@ SIZES: Mapping[str, str] = {
     "positions": "p",  # of an image: its patches, and a class token
     "recomputed": "r",  # 1 where blocks are computed again in the backward, 0 where what they need of it is kept
 }
+MOST: Mapping[str, int] = {"sent_percent": 100, "of_part": 1}  # of sizes that are shares or choices
 MEGA = 10**6
 BOUND, STEP_BEFORE = "clairvoyant", "step-before"  # of ways to have states at hand: what none exceeds; what is no cache
 
@@ -278,7 +279,12 @@ class _OfPart:
         least = PARTS[self.part].least_ranks
         if ranks < least:
             return f"part {self.part} needs {least} ranks and more, not {ranks}"
-        return next((f"{name} = {size}: must not be negative" for name, size in self.sizes if size < 0), None)
+        for name, size in self.sizes:
+            if size < 0:
+                return f"{name} = {size}: must not be negative"
+            if size > MOST.get(name, size):
+                return f"{name} = {size}: must be at most {MOST[name]}"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

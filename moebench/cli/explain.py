@@ -1,5 +1,6 @@
 """`moebench explain`: where the time of a case goes, or what makes the difference between two cases."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,12 +9,15 @@ import click
 if TYPE_CHECKING:
     from moebench.explain import Breakdown, Comparison, OperatorPart, RegionPart
     from moebench.results.rows import Row
+    from moebench.results.store import RunFolder
     from moebench.sim.recorded import RecordedCase
 
 # Columns that a narrow terminal does without, the first ones first.
 SPARE = ("compute", "host", "exposed", "FLOPs", "bytes", "calls", "bound by", "of the difference")
 LEFT = ("region", "operator", "bound by")
 SHOWN = 0.0005  # smaller numbers would be written as 0.000
+SAME = 1e-4  # of a time, that rounding may make
+OTHER_CODE = "it was made with other code than explains it here"
 SHORT_S = 1e-3  # shorter cases are told in microseconds
 
 
@@ -35,15 +39,20 @@ def command(run: Path, case: str | None, other: str | None, top: int, as_json: b
     if case is None:
         _list_cases(run, as_json)
         return
+    from moebench.run import resume
     from moebench.sim.recorded import load_case
 
-    asked = [load_case(run, name) for name in (case, other) if name]
-    parts = [taken_apart(recorded) for recorded in asked]
+    job = resume(run)
+    asked = [load_case(run, name, job) for name in (case, other) if name]
+    parts = [_beside_its_row(taken_apart(recorded), job.folder) for recorded in asked]
     found = compare(*parts) if other else parts[0]
     if as_json:
         print_json(_document(found))
         return
     _show(found, top)
+    for part in parts if other else ():
+        if part.notes and part.notes[0].endswith(OTHER_CODE):
+            click.echo(f"Note: {part.case}: {part.notes[0]}.")
     for recorded in asked:
         _show_plan(recorded)
 
@@ -60,6 +69,19 @@ def _show_plan(recorded: "RecordedCase") -> None:
 
         for line in kinds.of(kind, "explain")(recorded.case, recorded.topology, output_width(), tell):
             click.echo(line)
+
+
+def _beside_its_row(found: "Breakdown", folder: "RunFolder") -> "Breakdown":
+    """Noted first, where the run's own row has another time."""
+    from moebench.quantities import times
+    from moebench.results.rows import SUBJECTS
+
+    values = [row.value for row in folder.rows(*SUBJECTS) if row.case == found.case and row.sample is None]
+    value = next((one for one in values if one), None)
+    if value is None or abs(found.step_s / value - 1) < SAME:
+        return found
+    other = f"the run's row says {times(value)} ({value / found.step_s - 1:+.2%})"
+    return replace(found, notes=(f"{other}: {OTHER_CODE}", *found.notes))
 
 
 def taken_apart(recorded: "RecordedCase") -> "Breakdown":

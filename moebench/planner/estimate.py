@@ -16,7 +16,7 @@ from moebench.kernels.collectives.outstanding import forget_described, outstandi
 from moebench.planner.space import Question, Setting, layers_of, with_layers
 from moebench.program import Op, Program
 from moebench.sim.catalogue import Catalogue
-from moebench.sim.job import StageMemory, transfer_s
+from moebench.sim.job import StageMemory, crosses_nodes, transfer_s
 from moebench.sim.replay import replay
 from moebench.systems.job_interface import Spread, problem
 from moebench.systems.job_registry import get
@@ -161,7 +161,10 @@ class Costs:
         ]
         nbytes = max(one.output_bytes for one in steady.values())
         moved_s = transfer_s(nbytes, setting.spread.ranks, layout, self.question.topology, self.values)
-        timeline = compose(costs, layout.stages, setting.spread.microbatches, layout.chunks, moved_s)
+        shares = crosses_nodes(setting.spread.ranks, layout, self.question.topology)
+        timeline = compose(
+            costs, layout.stages, setting.spread.microbatches, layout.chunks, moved_s, shares=shares
+        )
         memory = []
         for place, held in enumerate(self.held_by_stage(setting)):
             own = places[place :: layout.stages]

@@ -5,10 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from moebench.claims.evidence import Evidence
-from moebench.claims.job_query import obtain
-from moebench.claims.reported import UNITS
 from moebench.claims.scoreboard import Score
+from moebench.report.job_gap import by_case, gap_tables
 from moebench.report.kernel_figures import kernel_figure
 from moebench.report.model_figures import speedups
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, percent, times
@@ -57,7 +55,8 @@ def experiment_view(
         "answer": _answer(experiment, steps, baseline),
         "figures": _figures(experiment, steps, baseline),
         "tables": [
-            *_gap(folder, experiment, own, scores),
+            *gap_tables(folder, experiment, own, scores),
+            *_uneven(own),
             _table(own, MEMORY, "What a rank of the fullest stage holds"),
         ],
         "not_published": experiment.not_published,
@@ -166,45 +165,20 @@ def _said_system(name: str) -> str:
     return f"{stem} with {', '.join(options)}" if options else stem
 
 
-PARTS = ("attention_and_gemm", "exposed_comm", "other")
-
-
-def _gap(
-    folder: RunFolder, experiment: JobExperiment, own: pd.DataFrame, scores: Sequence[Score]
-) -> list[Table]:
-    """How many times as long each part of a step would have to take, alone, for the reported time; none without one."""
-    values = {name: _by_case(own, name) for name in (*PARTS, "iteration_time")}
-    rows = []
-    for score in scores:
-        claim = score.claim
-        is_time = claim.metric == "iteration_time" and claim.experiment == experiment.name
-        if not is_time or score.obtained is None or isinstance(claim.value, str):
-            continue
-        case = obtain(claim, folder.suite, Evidence.of(folder)).conditions[0].cases[0]
-        found = {name: values[name].get(case) for name in (*PARTS, "iteration_time")}
-        if any(value is None or pd.isna(value) for value in found.values()):
-            continue
-        step_s = float(found["iteration_time"] or 0.0)
-        missing_s = claim.value * UNITS[claim.unit][1] - step_s
-        factors = [_factor(float(found[name] or 0.0), missing_s) for name in PARTS]
-        rows.append([claim.id, case, number(claim.value), number(step_s), *factors])
-    if not rows:
-        return []
-    headings = ["reported, s", "obtained, s", "products", "exposed", "other"]
-    title = "For the reported time, one part alone would have to take so many times as long"
-    return [Table(["number", "case", *headings], rows, title, frozenset(headings))]
-
-
-def _by_case(own: pd.DataFrame, metric: str) -> dict[str, float]:
-    part = own[own["metric"] == metric]
-    return dict(zip(part["case"].astype(str), part["value"]))
-
-
-def _factor(part_s: float, missing_s: float) -> str:
-    """What a part of a step is to be multiplied with to add so much."""
-    if part_s <= 0 or part_s + missing_s <= 0:
-        return "–"
-    return times(1 + missing_s / part_s)
+def _uneven(own: pd.DataFrame) -> list[Table]:
+    """Where most of the time in which stages wait is that they wait for the ends of the model."""
+    whole, uneven = by_case(own, "bubble"), by_case(own, "bubble_uneven")
+    rows = [
+        [case, percent(whole[case]), percent(share)]
+        for case, share in uneven.items()
+        if case in whole and share > 0.5 * whole[case] > 0
+    ]
+    headings = ["stages wait", "for a longer one"]
+    title = (
+        "Where stages wait most of all for one that computes longer, the last with head and loss or the first with the "
+        "embedding, and less for the pipeline to fill and drain: shares of all stages' time"
+    )
+    return [Table(["case", *headings], rows, title, frozenset(headings))] if rows else []
 
 
 def _table(own: pd.DataFrame, columns: Sequence[tuple[str, str, Any]], title: str, has_notes: bool = False) -> Table:

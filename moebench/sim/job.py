@@ -110,6 +110,13 @@ class JobTime:
     def _part(self, name: str, roles: Sequence[int]) -> PartTime:
         return self.pairs[roles[0], roles[1]] if name == COMBINED else self.stages[roles[0]].parts[name]
 
+    @property
+    def uneven(self) -> np.ndarray:
+        """[N] of the bubble, the share in which stages wait because another one computes longer."""
+        busy_s, step_s = np.array(self.timeline.busy_s), self.timeline.time_s
+        waits_s = (busy_s.max(axis=0) - busy_s).sum(axis=0)
+        return np.where(step_s > 0, waits_s / (len(busy_s) * np.where(step_s > 0, step_s, 1)), 0.0)
+
     def split(self) -> dict[str, np.ndarray]:
         """Parts of the step of the stage that computes longest, which add up to it, [N] each.
 
@@ -135,18 +142,24 @@ class JobTime:
 
 
 def composed(
-    trace: JobTrace, layout: JobLayout, topology: Topology, values: Values, timelines: bool = False
+    trace: JobTrace,
+    layout: JobLayout,
+    topology: Topology,
+    values: Values,
+    timelines: bool = False,
+    slower_products: float = 1.0,
 ) -> JobTime:
     """A step under every draw.
 
     Args:
         timelines: whether the parts' own timelines are wanted too.
+        slower_products: as of `replay`.
 
     Raises:
         InputError: the machine lacks a parameter.
     """
     draws = hashlib.sha256(b"".join(np.asarray(values[name]).tobytes() for name in sorted(values))).hexdigest()
-    where = _Where(topology, draws, values)
+    where = _Where(topology, draws, values, slower_products)
     stages = tuple(
         StageTime({part: _replayed(stage.programs[part], where, timelines) for part in PARTS}) for stage in trace.stages
     )
@@ -169,8 +182,9 @@ def composed(
         if (role, other) in pairs
     }
     timeline = compose(
-        costs, layout.stages, trace.spread.microbatches, layout.chunks, transfer, both_s if pairs else None
-    )
+        costs, layout.stages, trace.spread.microbatches, layout.chunks, transfer, both_s if pairs else None,
+        crosses_nodes(trace.spread.ranks, layout, topology),
+    )  # fmt: skip
     steady = [float(stage.of_microbatch("time_s")[0]) for stage in stages]
     work = [sum(steady[role] for role in trace.roles[place :: layout.stages]) for place in range(layout.stages)]
     return JobTime(trace, layout, stages, transfer, timeline, work.index(max(work)), pairs)
@@ -179,7 +193,7 @@ def composed(
 def _replayed(programs: tuple[Program, ...], where: "_Where", timelines: bool) -> PartTime:
     """A micro-batch is traced on one replica of the pipeline: it takes as long on any number of them."""
     nodes = -(-programs[0].world // where.topology.gpus_per_node)
-    on_these = _Where(replace(where.topology, nodes=nodes), where.draws, where.values)
+    on_these = _Where(replace(where.topology, nodes=nodes), where.draws, where.values, where.slower_products)
     return _part_time(_Programs(programs), on_these, timelines)
 
 
@@ -190,6 +204,7 @@ class _Where:
     topology: Topology = field(compare=False)
     draws: str
     values: Values = field(compare=False)
+    slower_products: float = 1.0
     key: tuple[object, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -215,9 +230,10 @@ class _Programs:
 def _part_time(own: _Programs, where: _Where, timelines: bool) -> PartTime:
     """Replayed once for all jobs that share it."""
     catalogue, topology = Catalogue(own.programs), where.topology
-    replayed = replay(catalogue, topology, where.values, has_timelines=timelines)
+    replayed = replay(catalogue, topology, where.values, timelines, where.slower_products)
     machine = Machine(topology.hardware, where.values, topology.ranks)
-    return PartTime(replayed, own.programs, _products_s(catalogue, replayed.reference, machine))
+    products_s = where.slower_products * _products_s(catalogue, replayed.reference, machine)
+    return PartTime(replayed, own.programs, products_s)
 
 
 def _products_s(catalogue: Catalogue, number: int, machine: Machine) -> np.ndarray:
@@ -238,11 +254,23 @@ def transfer_s(nbytes: int, ranks: int, layout: JobLayout, topology: Topology, v
     if layout.stages * layout.chunks == 1 or not nbytes:
         return np.zeros(draws)
     node = topology.gpus_per_node
-    edges = [(stage * ranks, (stage + 1) * ranks) for stage in range(layout.stages - 1)] or [(0, ranks)]
-    sender, receiver = next(((a, b) for a, b in edges if a // node != b // node), edges[0])
+    sender, receiver = _edge(ranks, layout, topology)
     pair = Collective("all_to_all", "pipeline", (sender, receiver), None, (0, nbytes), (0, 0))
     rows: list[tuple[Sequence[int], Sequence[int]]] = [((sender,), (0, nbytes)), ((receiver,), (0, 0))]
     return np.zeros(draws) + collective_time_s(pair, topology, values, rows, min(ranks, node))
+
+
+def crosses_nodes(ranks: int, layout: JobLayout, topology: Topology) -> bool:
+    """Whether stages hand rows on by the NICs, over which the replicas sum too."""
+    sender, receiver = _edge(ranks, layout, topology)
+    return sender // topology.gpus_per_node != receiver // topology.gpus_per_node
+
+
+def _edge(ranks: int, layout: JobLayout, topology: Topology) -> tuple[int, int]:
+    """Ranks of two stages after each other, on different nodes where some are."""
+    node = topology.gpus_per_node
+    edges = [(stage * ranks, (stage + 1) * ranks) for stage in range(layout.stages - 1)] or [(0, ranks)]
+    return next(((a, b) for a, b in edges if a // node != b // node), edges[0])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ holds each tier that it uses for as long as that tier needs. On a CPU the host r
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,11 +100,13 @@ def replay(
     topology: Topology,
     values: Mapping[str, np.ndarray],
     has_timelines: bool = True,
+    slower_products: float = 1.0,
 ) -> Replay:
     """Replay one step of all ranks.
 
     Args:
         programs: one a distinct rank; a catalogue of them where they are replayed on several machines.
+        slower_products: how many times as long matrix products take, attention among them, to ask what if.
         values: parameter name -> value under each draw, as `moebench.sim.uncertainty.draw` makes them.
         has_timelines: whether the timelines are wanted, which take as long as the rest.
 
@@ -117,6 +119,9 @@ def replay(
     programs = catalogue.programs
     machine = Machine(topology.hardware, values, topology.ranks, topology.gpus_per_node)
     costs = costs_of(catalogue.ops, catalogue.issues, machine)
+    if slower_products != 1:
+        is_product = np.array([op.kind == "product" for op in catalogue.ops])
+        costs = replace(costs, device_s=np.where(is_product[:, None], slower_products, 1) * costs.device_s)
     links = _ran(catalogue, costs, topology, machine, has_timelines)
     clocks = links.clocks
     closed = [clock.close() for clock in clocks]

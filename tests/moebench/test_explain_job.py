@@ -34,6 +34,8 @@ def test_operators_and_waits_add_up_to_the_step(more):
     replicas = 4 // more.get("stages", 2)
     assert attention.calls == 16 // replicas * 4 // more.get("stages", 2)  # micro-batches x layers of a stage
     said = words(found)
+    assert any("with products 1.5 times as long the step would take" in note for note in found.notes)
+    assert any("computes for" in note for note in found.notes) == (more.get("stages") != 1)
     assert any("step" in sentence for sentence in said)
     assert any("waits for other stages" in sentence for sentence in said) == (OTHER_STAGES in by_name)
 

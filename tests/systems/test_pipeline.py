@@ -72,6 +72,19 @@ def test_the_slowest_stage_and_transfers_show():
     assert compose([StageCost(0.0, 0.0)] * 2, 2, 2).bubble == 0
 
 
+def test_sums_and_transfers_share_their_way():
+    """The last backward's way through the pipeline takes twice as long, and each sum waits for what left beside it."""
+    costs = [StageCost(1.0, 1.0, closing_s=4.0)] * 3
+    alone, shared = (compose(costs, 3, 6, transfer_s=0.25, shares=way) for way in (False, True))
+    # Two transfers of the last micro-batch, each from a stage that sums; then the first stage's own sums, undisturbed.
+    assert shared.time_s - alone.time_s == pytest.approx(2 * 0.25)
+    assert shared.ends_s[2] - alone.ends_s[2] == pytest.approx(0.25)
+    assert compose(costs, 3, 6, shares=True).time_s == compose(costs, 3, 6).time_s
+    halves = [StageCost(0.5, 0.5, closing_s=2.0)] * 6
+    more, most = (compose(halves, 3, 6, 2, 0.25, shares=way).time_s for way in (False, True))
+    assert 0 < most - more <= 0.25 * (6 + 6 * 2)
+
+
 @pytest.mark.parametrize(
     ("numbers", "told"),
     [

@@ -94,6 +94,10 @@ def test_a_part_names_its_cases_and_fills_its_columns():
     assert (one.size("products"), one.columns["tokens"]) == (2, 64)
     assert one.problem(1) == "part ag+scatter+groupedgemm needs 2 ranks and more, not 1"
     assert workload_of("dispatch", {"tokens": -8, "d_model": 1, "top_k": 1}).problem(2).startswith("tokens = -8")
+    sums = {"attention_mb": 1, "expert_mb": 1, "sent_percent": 100, "of_part": 0}
+    assert workload_of("parameter-sync", sums).problem(2) is None
+    too_much = workload_of("parameter-sync", sums | {"sent_percent": 900})
+    assert too_much.problem(2) == "sent_percent = 900: must be at most 100"
     assert isinstance(workload_of("training", {"steps": 3}, "mixtral-8x7b"), StudyWorkload)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from moebench.cli import main
 from moebench.plan import Filters
-from moebench.run import begin, prepare
+from moebench.results.rows import row_of
+from moebench.run import begin, prepare, resume
 from moebench.sim.engine import trace_key
 from moebench.trace.serialise import programs_to_json
 from moebench.workloads.load import load_suite
@@ -51,6 +52,24 @@ def test_explain_one_case(run_folder, capsys):
     assert "overall/switch/b8/1x8-titan-rtx/e16/deepspeed takes " in out
     assert "aten::bmm  dispatch, forward" in out
     assert "3 operators more: --top 4 lists all" in out
+
+
+def test_a_row_that_other_code_made_is_told(run_folder, capsys):
+    """With what it says and how far off that is; an equal one is not."""
+    _, out, _ = moebench(capsys, "explain", run_folder, "deepspeed", "--json")
+    step_s = json.loads(out)["step_s"]
+    job = resume(run_folder)
+    case = next(case for case in job.cases if case.system == "deepspeed")
+    for value, is_told in ((step_s, False), (1.25 * step_s, True)):
+        path = run_folder / "results.jsonl"
+        kept = path.read_text() if path.exists() else ""
+        with job.folder.writing() as append:
+            append([row_of(case, "titan-rtx", "step_time", "s", value)])
+        _, one, _ = moebench(capsys, "explain", run_folder, "deepspeed")
+        _, both, _ = moebench(capsys, "explain", run_folder, "deepspeed", "hetumoe")
+        path.write_text(kept)
+        for out in (one, both):
+            assert ("(+25.00%): it was made with other code than explains it here" in out) is is_told
 
 
 def test_explain_two_cases(run_folder, capsys):

@@ -44,6 +44,23 @@ def test_parts_add_up_to_the_step(more):
     assert rows["bubble_time"].value <= rows["other"].value
 
 
+def test_what_products_decide_and_who_is_waited_for():
+    """Products half as long again, on a host that takes no time: the step is longer by that; the head's excess."""
+    case = case_of("megascale+overlap=none", stages=1)
+    topology, values = machine(case.topology, 0)
+    values = {name: 0.0 * value if name.startswith("host.") else value for name, value in values.items()}
+    trace, layout = traced(case, topology), case.workload.layout(topology.ranks, topology.gpus_per_node)
+    now, slower = (composed(trace, layout, topology, values, slower_products=times) for times in (1.0, 1.5))
+    products_s, longer_s = now.split()["products_s"][0], slower.timeline.time_s[0] - now.timeline.time_s[0]
+    assert slower.split()["products_s"][0] == pytest.approx(1.5 * products_s)
+    assert 0.4 * products_s < longer_s <= 0.5 * products_s * (1 + 1e-9)
+    piped, rows = run(case_of(stages=4, global_batch=16), samples=0)
+    busy = [float(one[0]) for one in piped.timeline.busy_s]
+    wanted = sum(max(busy) - one for one in busy) / 4 / rows["iteration_time"].value
+    assert rows["bubble_uneven"].value == pytest.approx(wanted)
+    assert 0 < rows["bubble_uneven"].value < rows["bubble"].value
+
+
 def test_tokens_and_utilisation_follow_from_the_step():
     """As the paper counts them: 16 sequences of 128 positions, 32 GPUs of 989 TFLOP/s."""
     _, rows = run(case_of())
