@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 
 from moebench.case import Case
-from moebench.plan import Context, wanted
+from moebench.plan import Context, chosen_experiments, wanted
 from moebench.plan_gates import ENGINE as COUNT
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
@@ -86,7 +86,7 @@ def cases(experiment: PartExperiment, context: Context) -> Iterator[Case]:
         for workload in workloads(grid, reading, context.suite.seed):
             if not wanted(filters.dtypes, workload.dtype):
                 continue
-            for system in _systems(grid, filters.systems):
+            for system in _systems(grid, filters.systems, context):
                 _check_options(workload, system, place.size, f"{context.source}: experiment {experiment.name}")
                 yield context.case(
                     experiment, place, system, workload,
@@ -124,11 +124,11 @@ def _check_options(workload: PartWorkload | StudyWorkload, system: str, size: st
             raise InputError(f"{where}: {error}") from None
 
 
-def _systems(grid: PartGrid, asked: Sequence[str]) -> list[str]:
+def _systems(grid: PartGrid, asked: Sequence[str], context: Context) -> list[str]:
     """A grid's own, or those that the filter names: by name those that the grid has of it, with options that one.
 
     Raises:
-        InputError: an option that the system doesn't have.
+        InputError: an option that the system has in no part that runs.
     """
     if not asked:
         return list(grid.systems)
@@ -137,9 +137,30 @@ def _systems(grid: PartGrid, asked: Sequence[str]) -> list[str]:
     found = []
     for name in asked:
         if name.partition("+")[0] in PARTS[grid.part].systems:
-            parsed(grid.part, name)  # refuses an option that is not there
+            try:
+                parsed(grid.part, name)
+            except InputError:
+                if not any(_has(part, name) for part in _parts(context)):
+                    raise
+                continue
             found += [one for one in grid.systems if name in (one, one.partition("+")[0])] or [name]
     return list(dict.fromkeys(found))
+
+
+def _parts(context: Context) -> set[str]:
+    """Names of the parts of all experiments that run."""
+    chosen = chosen_experiments(context.suite, context.filters)
+    return {grid.part for one in chosen if isinstance(one, PartExperiment) for grid in one.parts}
+
+
+def _has(part: str, system: str) -> bool:
+    from moebench.systems.part_interface import parsed
+
+    try:
+        parsed(part, system)
+    except InputError:
+        return False
+    return True
 
 
 def check_key(case: Case) -> tuple[Hashable, ...]:

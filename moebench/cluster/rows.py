@@ -16,9 +16,9 @@ from moebench.case import Case
 from moebench.cluster.worker import Detail, Report, Sample
 from moebench.local.stats import outliers, summarise
 from moebench.local.throttle import THROTTLED, is_throttled
-from moebench.program import Op
+from moebench.program import TRANSFERS, Op
 from moebench.results.rows import CPU_BOUND, Row, row_of
-from moebench.sim.cost import NO_DEVICE_WORK
+from moebench.sim.cost import NO_DEVICE_WORK, TRANSFER_RATES
 from moebench.sim.loads import TierUse
 from moebench.sim.replay import replay
 from moebench.sim.rows import sent_by_a_node
@@ -198,8 +198,10 @@ def _detail_rows(case: Case, topology: Topology, details: Sequence[Detail]) -> l
     for region, flops in _totals((op.region, op.flops) for op in program.ops).items():
         if flops:
             add("flops", "FLOP", flops, region=region)
-    add("device_bytes", "B", sum(op.bytes for op in program.ops))
-    add("launches", "1", sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK))
+    add("device_bytes", "B", sum(op.bytes for op in program.ops if op.kind not in TRANSFERS))
+    for kind, moved in _totals((op.kind, op.bytes) for op in program.ops if op.kind in TRANSFERS).items():
+        add("transfer_bytes", "B", moved, transfer=kind)
+    add("launches", "1", sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK | TRANSFERS))
     add("host_syncs", "1", sum(op.kind == "host-read" for op in program.ops))
     add("collectives", "1", sum(op.collective is not None for op in program.ops))
     add("peak_memory", "B", max(detail.peak_bytes for detail in details))
@@ -220,6 +222,8 @@ def _detail_rows(case: Case, topology: Topology, details: Sequence[Detail]) -> l
 def _traffic(details: Sequence[Detail], topology: Topology) -> Mapping[str, TierUse]:
     """Bytes and messages by tier, counted from what the ranks really sent by the same rules as of a trace."""
     nominal = {name: np.array([parameter.value]) for name, parameter in topology.parameters().items()}
+    for bandwidth, latency, _ in TRANSFER_RATES.values():  # the time of copies is measured: any will do
+        nominal = {bandwidth: np.ones(1), **({latency: np.zeros(1)} if latency else {}), **nominal}
     return replay([detail.program for detail in details], topology, nominal).link_use
 
 

@@ -19,6 +19,7 @@ from moebench.local.clock import HOT, Clock, clock_for, quiet_interpreter
 from moebench.local.stats import balanced_order
 from moebench.local.throttle import THROTTLED, is_throttled
 from moebench.local.warm_up import warm_up
+from moebench.program import TRANSFERS
 from moebench.sim.cost import NO_DEVICE_WORK
 
 if TYPE_CHECKING:
@@ -160,8 +161,8 @@ def _detail(step: "Step") -> dict[str, Any]:
 def _counts(program: "Program") -> dict[str, Any]:
     return {
         "flops": sum(op.flops for op in program.ops),
-        "device_bytes": sum(op.bytes for op in program.ops),
-        "launches": sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK),
+        "device_bytes": sum(op.bytes for op in program.ops if op.kind not in TRANSFERS),
+        "launches": sum(op.launches for op in program.ops if op.kind not in NO_DEVICE_WORK | TRANSFERS),
         "host_syncs": sum(op.kind == "host-read" for op in program.ops),
         "peak_memory": program.peak_bytes,
     }

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from moebench.claims.part_against import NEAR, Variant, curve, knee
-from moebench.claims.words import listed
 from moebench.plan_parts import workloads
 from moebench.report.figures import NARROW, WIDE
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, times
@@ -69,9 +68,8 @@ def answer(experiment: PartExperiment, rows: pd.DataFrame) -> str:
     text = f"At the knee, from which more memory gains less than {NEAR:.0%}, {'; '.join(told)}."
     ratio = (rows["formula_time"] / rows["value"]).dropna()
     if len(ratio):
-        text += f" The formula gives {listed([f'{one:.2f}' for one in sorted({ratio.min(), ratio.max()})])}".replace(
-            " and ", " to "
-        ) + f" of the simulated times, {ratio.median():.2f} in the middle."
+        ends = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (ratio.min(), ratio.max())))
+        text += f" The formula gives {ends} of the simulated times."
     return text
 
 
@@ -94,7 +92,7 @@ def memory_figure(experiment: PartExperiment, rows: pd.DataFrame) -> list[Figure
 
 
 def family(system: str) -> str:
-    """Variants that differ in numbers alone: `moesys+slots=2` is one of `moesys+slots`."""
+    """Variants that differ in numbers alone: `ring+slots=2` is one of `ring+slots`."""
     stem, *pairs = system.split("+")
     return "+".join([stem, *(pair.partition("=")[0] for pair in pairs)])
 

@@ -61,7 +61,7 @@ class Generation:
             x_TD = block.feed(x_TD)
         with region("dense"):
             last_BD = x_TD.view(batch, positions, -1)[:, -1]
-            return torch.mm(self.model.norm(last_BD), self.model.tokens.weight.t())
+            return self.model.tokens.logits(self.model.norm(last_BD))
 
     def _attended(self, block: Block, x_TD: Tensor, kept: Tensor, rows: tuple[int, int], first: int) -> Tensor:
         heads, (_, positions) = self.model.shape.heads, rows

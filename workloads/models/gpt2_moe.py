@@ -58,7 +58,14 @@ class FeedForward(nn.Module):
             return self.down(F.gelu(self.up(x_TD)))
 
 
-class TiedEmbedding(nn.Embedding):
+class Embedding(nn.Embedding):
+    """A table whose numbers the model draws."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: on meta torch would load its compiler to draw none."""
+
+
+class TiedEmbedding(Embedding):
     """A table of tokens that is the output head too."""
 
     def logits(self, x_TD: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ class GPT2MoE(nn.Module):
         device = torch.device(device)
         self.shape, self.group = shape, group
         self.tokens = TiedEmbedding(shape.vocabulary, shape.d_model, device=device, dtype=dtype)
-        self.places = nn.Embedding(shape.positions, shape.d_model, device=device, dtype=dtype)
+        self.places = Embedding(shape.positions, shape.d_model, device=device, dtype=dtype)
         sparse = set(shape.moe_blocks)
         self.blocks = nn.ModuleList(
             Block(shape, group, make_layer if place in sparse else None, device, dtype)
