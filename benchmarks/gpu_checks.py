@@ -16,6 +16,8 @@ from moebench.kernels.grouped_gemm import grouped_gemm, grouped_gemm_dw
 from moebench.kernels.hetu_layout import hetu_layout
 from moebench.kernels.implementation import use_implementation
 from moebench.kernels.permute import permute, unpermute
+from moebench.kernels.rms_norm import rms_norm_backward, rms_norm_with_inverse
+from moebench.kernels.rope import rope
 
 # Odd sizes; no token; one expert; all tokens to one; many choices; more tokens than one block of any kernel.
 EDGES = (
@@ -26,6 +28,7 @@ EDGES = (
     Shape(77, 64, 8, 136, 24),
 )
 FAR_TOKENS, FAR_WIDTH = (1 << 19) + 64, 4096  # a little more than 2^31 elements, 4 GiB a tensor
+_ENDS = (slice(None, 64), slice(-64, None))
 LARGE = (Shape(4096, 64, 2, 1024, 512), Shape(2048, 256, 8, 512, 256))
 
 
@@ -125,6 +128,23 @@ def _far_activation(x_TD: Tensor) -> bool:
     return torch.equal(activate(x_TD), x_TD) and torch.equal(gradient_TD, x_TD)
 
 
+def _far_norm(x_TD: Tensor) -> bool:
+    """A row of one value is the weights, or zeros; of the first and the last rows the gradient is as alone."""
+    weight_D = torch.linspace(0.5, 2.0, x_TD.shape[1], device=x_TD.device).to(x_TD.dtype)
+    y_TD, inverse_T = rms_norm_with_inverse(x_TD, weight_D, 1e-6)
+    grad_TD = rms_norm_backward(x_TD, x_TD, weight_D, inverse_T)[0]
+    alone = [rms_norm_backward(x_TD[part], x_TD[part], weight_D, inverse_T[part])[0] for part in _ENDS]
+    are_same = all(same_bits(grad_TD[part], one) for part, one in zip(_ENDS, alone))
+    return are_same and bool(grad_TD[-1].any()) and torch.equal(y_TD, x_TD.sign().mul_(weight_D))
+
+
+def _far_turn(x_TD: Tensor) -> bool:
+    """Half a turn is the other sign."""
+    x_SHD = x_TD.unflatten(1, (-1, min(128, x_TD.shape[1])))
+    cos_SP = torch.full((len(x_TD), x_SHD.shape[2] // 2), -1.0, device=x_TD.device)
+    return torch.equal(rope(x_SHD, cos_SP, torch.zeros_like(cos_SP)), -x_SHD)
+
+
 def _far_product(x_TD: Tensor) -> bool:
     """Two experts, the weights of the first zero: rows times D, rounded once; sums over the rows of each."""
     half, first_T = len(x_TD) // 2, x_TD[:, 0].float()
@@ -145,6 +165,8 @@ FAR = {
     "choice_scatter, choice_gather": _far_choices,
     "quantise_fp8, dequantise_fp8": _far_codes,
     "activation": _far_activation,
+    "rms_norm": _far_norm,
+    "rope": _far_turn,
     "grouped_gemm": _far_product,
 }
 

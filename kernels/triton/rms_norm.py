@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from moebench.kernels.rms_norm import _torch_rms_norm, _torch_rms_norm_backward, parts_of, rows_together
-from moebench.kernels.triton.variant import MOST_ROWS, Variant
+from moebench.kernels.triton.variant import Variant
 
-_LONGEST_ROW = 8192
+_LONGEST_ROW, MOST_ROWS = 8192, 2**31 - 2**20  # a loop counts rows in 32 bits, and steps by up to 2^19
 _FORWARD, _BACKWARD = 1024, 512  # elements of a warp; the backward has three operands and a sum of each
 _SUM_PARTS, _SUM_COLUMNS, _SUM_WARPS = 32, 32, 4
 

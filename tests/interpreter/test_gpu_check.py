@@ -74,7 +74,7 @@ def test_lost_rows_are_seen(monkeypatch):
     monkeypatch.setattr(gpu_checks, "hetu_layout", fail)
     monkeypatch.setattr(gpu_checks, "grouped_gemm", lambda x, ends, w: torch.zeros(len(x), 16, dtype=x.dtype))
     checks = list(far_checks(CPU, 300, 16))
-    assert [check.verdict for check in checks] == ["wrong", "error", "right", "right", "wrong"]
+    assert [check.verdict for check in checks] == ["wrong", "error", *["right"] * 4, "wrong"]
     assert checks[1].detail == "RuntimeError: no memory"
 
 

@@ -62,6 +62,13 @@ def test_times_by_a_number_are_lines_beside_what_was_reported(suite):
     assert "readings: 16,384 tokens; 8,192 tokens" in view["layer"]
 
 
+def test_ways_that_take_the_same_are_told_together(suite, monkeypatch):
+    """None of them is the shortest alone."""
+    monkeypatch.setitem(SECONDS, "all-gather", SECONDS["all-to-all"])
+    answer = viewed(suite, "dispatch-mode", with_scores=False)["answer"]
+    assert answer == "Dispatch: of 3 points, the shortest is all-to-all and all-gather alike at 3."
+
+
 def test_times_by_shape_are_rows_and_a_baseline_makes_speedups(suite):
     """A panel a part; a system without a number has none in the figure and its reason in the table."""
     view = viewed(suite, "intra-operator-overlap")
