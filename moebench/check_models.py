@@ -76,9 +76,11 @@ def _problem(group: Group, system: str, gate: GateSpec, optimizer: str = "sgd", 
     rate = LEARNING_RATE if optimizer == "adamw" else 0.0
     step = get(system).build(shape, Place(group, cpu, made_up), seed=1, learning_rate=rate)
     data = sample_data(shape, cpu, 100 + group.rank)
-    model = GPT2MoE(replace(shape, recompute=False), group, cpu, seed=1)
+    definition = step.define()
+    model = GPT2MoE(replace(shape, recompute=False), group, cpu, seed=1, make_layer=definition.make_layer)
     adam = AdamW(model.parameters(), rate) if rate else None
     for run in (1, 2):
+        definition.begin()
         wanted_loss, wanted = _by_autograd(model, data, group)
         loss, found = step.run(data), step.gradients()
         if shape.clip_norm:  # experts of some systems have no biases, whose gradients then count in no norm

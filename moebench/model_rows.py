@@ -15,9 +15,10 @@ def finish(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
 
     All on the nominal machine. `alltoall_time`: all exchanges of the step, each from its start to its end.
     `alltoall_over_expert_time`, `alltoall_share_of_step`: over the experts' computation, over the step.
-    `lasting_memory`: of the peak, what lives from step to step: parameters, masters and moments. Of a system that
-    plans: `predicted_step_time` and `prediction_error` of its own cost model, `optimisation_time`, and
-    `best_partition_count`, the most parts of any range.
+    `kept_share`: of the routes that tokens ask for, where the system says so, on seeded logits. `lasting_memory`: of
+    the peak, what lives from step to step: parameters, masters and moments. Of a system that plans:
+    `predicted_step_time` and `prediction_error` of its own cost model, `optimisation_time`, and `best_partition_count`,
+    the most parts of any range.
     """
     kept = [row for row in rows if row.metric not in LEFT_OUT or not row.detail]
     step = next((row for row in rows if row.metric == case.workload.metric and row.value), None)
@@ -28,6 +29,8 @@ def finish(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
     found = traced(case, topology)
     exchange_s, expert_s = _times(found.program.ops, topology, case)
     derived = [("alltoall_time", "s", exchange_s), ("alltoall_share_of_step", "1", exchange_s / step.value)]
+    if found.kept_share is not None:
+        derived.append(("kept_share", "1", found.kept_share))
     derived.append(("lasting_memory", "B", float(found.program.persistent_bytes)))
     if expert_s:
         derived.append(("alltoall_over_expert_time", "1", exchange_s / expert_s))

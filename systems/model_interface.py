@@ -14,7 +14,8 @@ from torch import Tensor
 from moebench.kernels.collectives.group import Group
 from moebench.systems.lancet.capture import StepGraph
 from moebench.systems.lancet.optimise import Optimised, Prices
-from moebench.workloads.models.gpt2_moe import GPT2MoE
+from moebench.workloads.models.gpt2_moe import GPT2MoE, MakeLayer
+from moebench.workloads.models.moe import MoE
 from moebench.workloads.models.shape import GPT2MoEShape
 
 Profile = Callable[[StepGraph], Prices]
@@ -39,6 +40,23 @@ class Place:
     tell: Callable[[str], None] = lambda line: None
 
 
+def _nothing() -> None:
+    """What a layer without chance does before a step."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What is right, in plain autograd.
+
+    Attributes:
+        make_layer: the MoE layers of the model.
+        begin: called before every step.
+    """
+
+    make_layer: MakeLayer = MoE
+    begin: Callable[[], None] = _nothing
+
+
 @dataclass(frozen=True)
 class ModelStep:
     """A training step of one rank, ready to run again and again.
@@ -48,12 +66,18 @@ class ModelStep:
         parameters: and what else of the training lives from step to step.
         gradients: by name, once `run` has run; names and layout are those of `moebench.workloads.models.GPT2MoE`.
         planned: what a profiled system decided; None on ranks that loaded what another one planned.
+        define: makes what the step is compared with, anew for every model: the model's own layers, but where a system
+            brings a gate that keeps other tokens.
+        kept: from a function that gives the logits [T, E] of a rank, float32, to the routes that each expert computes
+            of each rank, int64 [R, E], or of the first ranks where ranks don't wait for each other; None: not said.
     """
 
     run: Callable[[Sequence[Tensor]], Tensor]
     parameters: list[Tensor]
     gradients: Callable[[], dict[str, Tensor]]
     planned: Optimised | None = None
+    define: Callable[[], Definition] = Definition
+    kept: Callable[[Callable[[int], Tensor]], Tensor] | None = None
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 Forward, backward, sums of gradients, clipping, updates. The loss of the job is the mean of the ranks' losses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -47,10 +47,18 @@ class TrainingOfModel:
     Args:
         parts: states of all parameters, each in one of them.
         clip_norm: norm of all gradients above which they are scaled down; 0: they are not.
+        begin: called before every step.
     """
 
-    def __init__(self, model: nn.Module, group: Group, parts: Sequence[States], clip_norm: float = 0.0) -> None:
-        self._model, self._group, self._parts, self._clip_norm = model, group, parts, clip_norm
+    def __init__(
+        self,
+        model: nn.Module,
+        group: Group,
+        parts: Sequence[States],
+        clip_norm: float = 0.0,
+        begin: Callable[[], None] | None = None,
+    ) -> None:
+        self._model, self._group, self._parts, self._clip_norm, self._begin = model, group, parts, clip_norm, begin
         self.states = [state for part in parts for state in part.states]
 
     def __call__(self, data: Sequence[Tensor]) -> Tensor:
@@ -77,6 +85,8 @@ class TrainingOfModel:
         try:
             for parameter in self._model.parameters():
                 parameter.grad = None
+            if self._begin is not None:
+                self._begin()
             loss = self._model(*data)
             with region("loss"):
                 share = torch.full_like(loss, 1 / self._group.size)

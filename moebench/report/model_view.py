@@ -7,6 +7,7 @@ import pandas as pd
 
 from moebench.claims.scoreboard import Score
 from moebench.report import ablation_view
+from moebench.report.kept_table import kept_tables
 from moebench.report.memory_tables import NOTE, memory_tables
 from moebench.report.model_figures import POINT, answer_of, drawn_of, figures_of
 from moebench.report.parts import Figure, Table, number, percent, times
@@ -24,6 +25,7 @@ COLUMNS = (
     ("best_partition_count", "most parts", lambda value: f"{value:.0f}"),
     ("prediction_error", "prediction off by", lambda value: f"{100 * value:.1f} %"),
     ("optimisation_time", "passes, s", number),
+    ("kept_share", "routes kept", lambda value: f"{100 * value:.1f} %"),
     ("peak_memory", "memory, GiB", lambda value: number(value / 2**30)),
 )
 
@@ -47,7 +49,7 @@ def experiment_view(
         "answer": answer,
         "finding": answer and f"{experiment.title}: {answer}",
         "figures": figures,
-        "tables": memory,
+        "tables": [*kept_tables(own), *memory],
         "not_published": experiment.not_published,
         "caveats": (*experiment.caveats, *([NOTE] if memory else [])),
         "cases": _case_table(own),

@@ -56,7 +56,7 @@ METRICS = (
     *("link_bytes", "exposed_communication", "host_bound", "loss", "control_deviation", FORMULA),
     *(PER_GPU, RANK_TIME),
     *("error", "largest_error", "gradient_error", "gradient_largest_error"),
-    *("alltoall_share_of_step", "alltoall_over_expert_time", "lasting_memory"),
+    *("alltoall_share_of_step", "alltoall_over_expert_time", "lasting_memory", "kept_share"),
     *(BY_SIZE, USED),
     *("best_partition_count", "prediction_error", "optimisation_time"),
 )

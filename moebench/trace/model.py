@@ -6,9 +6,9 @@ taken to share the slots evenly, so that one program stands for all ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor, fx, nn
 from moebench.case import Case
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.kernels.collectives.start_wait import start_all_reduce, start_all_to_all
-from moebench.kernels.host import UnansweredRead
+from moebench.kernels.host import UnansweredRead, answering
 from moebench.plan_models import model_of
 from moebench.program import COMPUTE, FORWARD, Op, Program
 from moebench.sim.cost import Machine, op_costs
 from moebench.sim.replay import replay
 from moebench.sim.uncertainty import nominal
-from moebench.systems.model_interface import Place
+from moebench.systems.model_interface import ModelStep, ModelSystem, Place
 from moebench.systems.model_registry import get
 from moebench.systems.planning import (
     DoesNotFit,
@@ -43,10 +43,11 @@ from moebench.systems.planning import (
 )
 from moebench.trace.alone import Call, in_precision, trace_call
 from moebench.trace.errors import OutOfMemory, Unsupported
+from moebench.trace.kept import NOTE, KeptRoutes, kept_by
 from moebench.trace.recorder import Recorder, record_step
 from moebench.workloads.dtypes import torch_dtype
 from moebench.workloads.machine import Topology
-from moebench.workloads.model import HALVES
+from moebench.workloads.model import HALVES, ModelWorkload
 
 _SMALLEST, _LARGEST = 2**10, 2**31  # bytes of a message, as nccl-tests has them
 _LAUNCHES_OF_A_PART = 14  # small operators that a part of a MoE layer has besides: where its rows lie, and copies
@@ -56,20 +57,26 @@ SHARED_EVENLY = "parts of a batch share the slots of each expert evenly; sizes a
 
 @dataclass(frozen=True)
 class Traced:
-    """A case's program, and what its system planned."""
+    """A case's programs, what its system planned, and which share of the routes its gate keeps, where it says so."""
 
-    program: Program
+    programs: tuple[Program, ...]
     planned: Optimised | None
+    kept_share: float | None = None
+
+    @property
+    def program(self) -> Program:
+        """The first one."""
+        return self.programs[0]
 
 
 def programs_of(case: Case, topology: Topology) -> tuple[Program, ...]:
-    """The one program of a case.
+    """The programs of a case: one, but where ranks read how many rows they send.
 
     Raises:
         Unsupported: the system can't run the model, or reads a value that nothing answers.
         OutOfMemory: the system found no plan that fits.
     """
-    return (traced(case, topology).program,)
+    return traced(case, topology).programs
 
 
 def traced(case: Case, topology: Topology) -> Traced:
@@ -110,11 +117,33 @@ class _Key:
 
 @lru_cache(maxsize=4)
 def _traced(name: str, workload, key: _Key) -> Traced:  # type: ignore[no-untyped-def]
-    topology, system, shape = key.topology, get(name), workload.shape
-    reason = system.supports(shape, topology.ranks)
+    topology, system = key.topology, get(name)
+    reason = system.supports(workload.shape, topology.ranks)
     if reason is not None:
         raise Unsupported(reason)
-    group = described_group(topology.ranks, 0, ranks_per_node=topology.gpus_per_node)
+    first, step, kept = _recorded(system, workload, topology, 0)
+    if kept is None or not kept.is_read:
+        alike = replace(first, stands_for=range(topology.ranks))
+        return Traced((alike,), step.planned, None if kept is None else kept.share)
+    programs = tuple(
+        replace(
+            _recorded(system, workload, topology, group[len(group) // 2], kept)[0], stands_for=sorted(group),
+            notes=(NOTE,),
+        )
+        for group in kept.groups()
+    )  # fmt: skip
+    return Traced(programs, step.planned, kept.share)
+
+
+def _recorded(
+    system: ModelSystem, workload: ModelWorkload, topology: Topology, rank: int, kept: KeptRoutes | None = None
+) -> tuple[Program, ModelStep, KeptRoutes | None]:
+    """A rank's program, its step, and what the gate keeps.
+
+    Args:
+        kept: the latter, where it is known.
+    """
+    group = described_group(topology.ranks, rank, ranks_per_node=topology.gpus_per_node)
     place = Place(
         group,
         torch.device("meta"),
@@ -124,19 +153,21 @@ def _traced(name: str, workload, key: _Key) -> Traced:  # type: ignore[no-untype
         _tell,
     )
     try:
-        step = system.build(shape, place, learning_rate=_LEARNING_RATE)
+        step = system.build(workload.shape, place, learning_rate=_LEARNING_RATE)
     except DoesNotFit as error:
         raise OutOfMemory(str(error)) from error
-    data = sample_data(shape, place.device)
+    kept = kept or kept_by(step, workload.shape, topology.ranks)
+    data = sample_data(workload.shape, place.device)
     try:
-        recorder = record_step(lambda: step.run(data), persistent=[*step.parameters, *data])
+        with answering(partial(kept.answer, rank)) if kept else nullcontext():
+            recorder = record_step(lambda: step.run(data), persistent=[*step.parameters, *data])
     except UnansweredRead as error:
         raise Unsupported(str(error)) from error
     if group.is_asked_for_leaders:
         raise Unsupported("leaders of nodes run another program than other ranks: not traced for whole models")
     notes = (SHARED_EVENLY,) if step.planned is not None else ()
-    program = recorder.program(0, topology.ranks, range(topology.ranks), notes)
-    return Traced(replace(program, ops=in_precision(program.ops, workload.dtype)), step.planned)
+    program = recorder.program(rank, topology.ranks, [rank], notes)
+    return replace(program, ops=in_precision(program.ops, workload.dtype)), step, kept
 
 
 def _free_bytes(topology: Topology) -> int:

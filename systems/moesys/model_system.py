@@ -1,12 +1,13 @@
 """`moesys` as a system that trains whole models, its strategies as options.
 
-    moesys+as=paper+stage=2+fusion=false+embedding=whole+exchange=flat+recompute=false
+    moesys+as=paper+stage=2+fusion=false+embedding=whole+exchange=flat+recompute=false+gate=common
 
 `stage`: 0, dense states whole on every rank; 2, gradients and states divided; 3, dense tensors in slices, gathered when
 they are needed. `prefetch`, of stage 3: gathered a layer ahead. `fusion`: sums, gathers and updates over fused groups,
 or tensor by tensor. `embedding`: `whole`, or by `columns`, with the tied head. `exchange`: `flat`, or `2d` where there
-are several nodes. `recompute=false` keeps activations of a model that is trained with recomputation. `as` says what the
-rest starts from: `released`, the default, or `paper`, which is stage 3 and every strategy on.
+are several nodes. `recompute=false` keeps activations of a model that is trained with recomputation. `gate=released`
+has the gate that MoESys released in place of the model's, which keeps other tokens (released_gate.py). `as` says what
+the rest starts from: `released`, the default, or `paper`, which is stage 3 and every strategy on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +21,17 @@ from torch import Tensor
 from moebench.kernels.collectives.exchanges import plan_exchange
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.start_wait import all_gather
+from moebench.kernels.explicit import count
 from moebench.systems.mixed_adam import UPDATE_BYTES, DividedStates, SummedStates, WholeStates
-from moebench.systems.model_interface import ModelStep, Place
+from moebench.systems.model_interface import Definition, ModelStep, Place
 from moebench.systems.model_training import States, TrainingOfModel
 from moebench.systems.moesys.embedding import ColumnEmbedding, side_by_side
 from moebench.systems.moesys.fusion import GROUP_BYTES
+from moebench.systems.moesys.released_gate import CHOICES, PlainReleasedMoE, ReleasedLayers, kept_routes
 from moebench.systems.moesys.sliced_model import SlicedModel, SlicedStates
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.models.gpt2_moe import GPT2MoE
-from moebench.workloads.models.moe import MoE
+from moebench.workloads.models.moe import MoE, routes_of
 from moebench.workloads.models.shape import GPT2MoEShape
 
 NAME = "moesys"
@@ -46,9 +49,10 @@ class Strategies:
     exchange: str = "flat"
     prefetch: bool = True
     recompute: bool = True
+    gate: str = "common"
 
 
-PRESETS = {"released": Strategies(), "paper": Strategies(3, True, "columns", "2d", True, True)}
+PRESETS = {"released": Strategies(), "paper": Strategies(stage=3, embedding="columns", exchange="2d")}
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "as": PRESETS,
     "stage": {"0": 0, "2": 2, "3": 3},
@@ -57,6 +61,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "exchange": {"flat": "flat", "2d": "2d"},
     "prefetch": {"true": True, "false": False},
     "recompute": {"true": True, "false": False},
+    "gate": {"common": "common", "released": "released"},
 }
 
 
@@ -86,6 +91,8 @@ class MoESysModel:
         strategies = replace(found.pop("as", self.strategies), **found)
         if "prefetch" in found and strategies.stage != 3:
             raise InputError(f"system {name!r}: prefetch is of stage=3, whose layers are gathered when they are needed")
+        if strategies.gate == "released" and strategies.exchange != "flat":
+            raise InputError(f"system {name!r}: gate=released sends rows without padding, which exchange=flat does")
         return MoESysModel(strategies, name)
 
     def supports(self, shape: GPT2MoEShape, ranks: int) -> str | None:
@@ -97,13 +104,17 @@ class MoESysModel:
             return f"{self.name} trains with Adam: the model needs optimizer=adamw"
         if self.strategies.embedding == "columns" and shape.d_model % ranks:
             return f"d_model = {shape.d_model} columns of the embedding can't be shared evenly by ranks = {ranks}"
+        if self.strategies.gate == "released" and (shape.gate.name, shape.gate.top_k) != ("topk", CHOICES):
+            return f"gate {shape.gate.label}: the gate that MoESys released has two choices, those of topk-2"
         return None
 
     def build(self, shape: GPT2MoEShape, place: Place, seed: int = 0, learning_rate: float = 0.0) -> ModelStep:
         """Eager steps of this rank."""
         on, group = self.strategies, place.group
         shape = replace(shape, recompute=shape.recompute and on.recompute)
-        plain = GPT2MoE(shape, group, place.device, place.dtype, seed, _layer_by(on.exchange, group))
+        released = ReleasedLayers() if on.gate == "released" else None
+        make_layer = released or _layer_by(on.exchange, group)
+        plain = GPT2MoE(shape, group, place.device, place.dtype, seed, make_layer)
         own = [one for one in plain.parameters() if getattr(one, "is_expert", False)]
         if on.embedding == "columns":
             plain.tokens = tokens = ColumnTokens(plain.tokens.weight, group)  # type: ignore[assignment]
@@ -111,7 +122,8 @@ class MoESysModel:
         bucket_bytes, update_bytes = (GROUP_BYTES, UPDATE_BYTES) if on.fusion else (_ONE_TENSOR, _ONE_TENSOR)
         adam = partial(WholeStates, lr=learning_rate, update_bytes=update_bytes)
         if on.stage == 3:
-            return _sliced_step(SlicedModel(plain, own, adam, on.fusion, on.prefetch), adam(own), own)
+            sliced = SlicedModel(plain, own, adam, on.fusion, on.prefetch)
+            return _sliced_step(sliced, adam(own), own, released)
         kept = {id(one) for one in own}
         dense = [one for one in plain.parameters() if id(one) not in kept]
         states: States = (
@@ -119,25 +131,49 @@ class MoESysModel:
             if on.stage == 2
             else SummedStates(dense, group, bucket_bytes, True, adam)
         )
-        step = TrainingOfModel(plain, group, [states, adam(own)], shape.clip_norm)
+        begin = released.begin if released else None
+        step = TrainingOfModel(plain, group, [states, adam(own)], shape.clip_norm, begin)
 
         def gradients() -> dict[str, Tensor]:
             step.gather_gradients()
             return _gradients(plain)
 
-        return ModelStep(step, [*dense, *own, *step.states], gradients)
+        made = ModelStep(step, [*dense, *own, *step.states], gradients)
+        return _with_gate(made, plain, released)
 
 
-def _sliced_step(model: SlicedModel, of_own: WholeStates, own: Sequence[Tensor]) -> ModelStep:
+def _sliced_step(
+    model: SlicedModel, of_own: WholeStates, own: Sequence[Tensor], released: ReleasedLayers | None
+) -> ModelStep:
     """Of stage 3."""
     plain, states = model.plain, SlicedStates(model)
-    step = TrainingOfModel(model, plain.group, [states, of_own], plain.shape.clip_norm)
+    begin = released.begin if released else None
+    step = TrainingOfModel(model, plain.group, [states, of_own], plain.shape.clip_norm, begin)
 
     def gradients() -> dict[str, Tensor]:
         step.gather_gradients()
         return {**_gradients(plain), **states.gathered}
 
-    return ModelStep(step, [*states.slices, *own, *step.states], gradients)
+    return _with_gate(ModelStep(step, [*states.slices, *own, *step.states], gradients), plain, released)
+
+
+def _with_gate(step: ModelStep, plain: GPT2MoE, released: ReleasedLayers | None) -> ModelStep:
+    """The step, and what its gate keeps; of the released one also what is right, by layers that have all tokens."""
+    shape, ranks = plain.shape, plain.group.size
+    if released is None:
+        return replace(step, kept=lambda logits_of: count(_kept(shape, logits_of(0)), shape.experts).unsqueeze(0))
+
+    def define() -> Definition:
+        layers = ReleasedLayers(PlainReleasedMoE)
+        return Definition(layers, layers.begin)
+
+    return replace(step, define=define, kept=lambda logits_of: kept_routes(shape, ranks, logits_of))
+
+
+def _kept(shape: GPT2MoEShape, logits_TE: Tensor) -> Tensor:
+    """The choices of the model's own gate that find a slot, -1 where one does not."""
+    routes = routes_of(logits_TE, shape)
+    return routes.experts_TK.where(routes.rows_TK >= 0, -1)
 
 
 class ColumnTokens(ColumnEmbedding):

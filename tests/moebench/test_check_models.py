@@ -26,7 +26,7 @@ def test_systems_train_with_adam_on_real_ranks():
     """States on every rank, divided and in slices, recomputed and not, clipped and not, MoESys' strategies on and off;
     the second step is one of changed weights."""
     two, paper = GateSpec("topk", 2), "moesys+as=paper"
-    ways = [(way, True) for way in ("deepspeed", "deepspeed+zero=2", "moesys", paper)]
+    ways = [(way, True) for way in ("deepspeed", "deepspeed+zero=2", "moesys", paper, "moesys+gate=released")]
     ways += [(f"{paper}+fusion=false+prefetch=false+recompute=false", True), ("moesys+stage=0+fusion=false", False)]
     trials = [(way, two, "adamw", way != "deepspeed", clips) for way, clips in ways]
     found = check_models._tried([*trials, ("lancet", two, "adamw")])

@@ -84,6 +84,29 @@ def _waits(program):
     return sum(float(time_s[0]) for (region, _), time_s in found.items() if region == "dense")
 
 
+def test_the_released_gate_drops_more_and_sends_what_it_keeps():
+    """Programs by rows that ranks send: the first ranks find room, the last ones none; experts get equally much."""
+    workload = ModelWorkload("gpt-4096-moe", shape_of("gpt-4096-moe", TWO, 1, 8), "fp16")
+    common, released = (
+        trace_model._traced(name, workload, trace_model._Key(TOPOLOGY)) for name in ("moesys", "moesys+gate=released")
+    )
+    assert common.kept_share == pytest.approx(0.97, abs=0.02)
+    assert 0.5 < released.kept_share <= 1.2 / 2
+    assert sorted(rank for program in released.programs for rank in program.stands_for) == list(range(8))
+    first, last = (next(p for p in released.programs if rank in p.stands_for) for rank in (0, 7))
+    assert _rows_sent(first) > 4 * _rows_sent(last)
+    products = [sum(op.flops for op in p.ops if op.region == "experts") for p in (first, last, common.program)]
+    assert products[0] == pytest.approx(products[1], rel=0.02)
+    assert products[0] < 0.65 * products[2]
+    single = shape_of("gpt-4096-moe", GateSpec("switch"), 1, 8)
+    assert "has two choices" in (get("moesys+gate=released").supports(single, 8) or "")
+
+
+def _rows_sent(program):
+    """Bytes that a rank sends in the first exchange of rows: those before are of counts, and even."""
+    return next(sum(op.collective.send_bytes) for op in program.ops if op.collective and op.collective.send_bytes)
+
+
 def test_two_dimensional_exchanges_are_for_several_nodes():
     """Within one nothing is sent twice."""
     model = "gpt2-moe+layers=1+experts_of_rank=1+optimizer=adamw"
@@ -108,6 +131,7 @@ def test_two_dimensional_exchanges_are_for_several_nodes():
         ("moesys+stage=3+stage=2", "write each option once"),
         ("moesys+stage", "write each option once"),
         ("raf+stage=3", "raf has no options"),
+        ("moesys+as=paper+gate=released", "without padding, which exchange=flat does"),
     ],
 )
 def test_bad_strategies_are_refused(name, words):

@@ -100,3 +100,19 @@ def test_a_strategy_without_a_number_says_why():
     assert {row[3] for row in alone.table.rows} == {"–"}
     empty = [replace(row, experiment="training") for row in crosswise()]
     assert viewed("cross-wise", empty)["figures"] == []
+
+
+def test_what_gates_keep_stands_beside_the_time():
+    """Where systems differ in it; where all keep the same there is no table."""
+    shares = {"moesys": 0.97, "moesys+gate=released": 0.6}
+    rows = []
+    for case in plan(SUITE, Filters(experiments=("gate-as-shipped",))):
+        rows.append(row_of(case, "gpu", "step_time", "s", 0.5))
+        if case.system in shares:
+            rows.append(row_of(case, "gpu", "kept_share", "1", shares[case.system]))
+    with drawing(for_phones=False):
+        (table,) = viewed("gate-as-shipped", rows)["tables"]
+        assert list(table.rows[0]) == ["1x8-a100-80", "1", "moesys+gate=released", "60.0 %", "500"]
+        assert len(table.rows) == 2 * 4
+        even = [replace(row, value=0.9) if row.metric == "kept_share" else row for row in rows]
+        assert viewed("gate-as-shipped", even)["tables"] == []

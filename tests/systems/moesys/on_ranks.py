@@ -2,6 +2,7 @@
 
 from tests.systems.moesys import elastic_on_ranks as elastic
 from tests.systems.moesys import embedding_on_ranks as embedding
+from tests.systems.moesys import released_on_ranks as released
 from tests.systems.moesys import storage_on_ranks as storage
 
 
@@ -19,5 +20,7 @@ def all_checks(group):
         "elastic training": elastic.tasks_are_learnt(group),
         "fusion": storage.fused_buffers_equal_single_tensors(group),
         "slices": storage.slices_equal_whole_layers(group),
+        "released gate": released.released_layer_equals_its_definition(group),
+        "released counts": released.released_gate_keeps_what_is_counted_without_ranks(group),
         "2D prefetch": storage.a_prefetched_model_equals_the_plain_one(group),
     }

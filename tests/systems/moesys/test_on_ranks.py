@@ -11,7 +11,7 @@ from tests.systems.moesys.on_ranks import all_checks
 CHECKS = (
     *("embedding", "embedding bytes", "embedding table"),
     *("elastic", "elastic rows", "elastic empty", "elastic bytes", "elastic baseline", "elastic training"),
-    *("fusion", "slices", "2D prefetch"),
+    *("fusion", "slices", "2D prefetch", "released gate", "released counts"),
 )
 
 
