@@ -1,7 +1,8 @@
 """How outcomes, assumptions and rules are called, the same in the terminal, the report and every sentence of why."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from moebench.claims import verdict as v
 from moebench.claims.reported import BEST_OTHER, Claim
@@ -27,7 +28,15 @@ _ASSUMPTIONS = {
     "rivals": "the choice of rivals",
 }
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_SHORT = {"mfu": "MFU", "gemm": "GEMM"}
+_SHORT = {"mfu": "MFU", "gemm": "GEMM", "gpu": "GPU"}
+_UNSAID = ("model", "step")  # keys that their values say
+_COUNTED = {
+    "gpus": "GPUs", "gpus_per_node": "GPUs a node", "nodes": "nodes", "experts": "experts", "layers": "layers",
+    "heads": "heads", "tokens": "tokens", "dp": "replicas", "attention_mb": "MB of attention",
+}  # fmt: skip
+_NAMED = {"hidden": "hidden size", "vocab": "vocabulary", "top_k": "top-k", "sar": "selective rematerialisation"}
+_BILLIONS = re.compile(r"[\d.]+e9")
+_DEVICES = re.compile(r"(\d+)x(.+)")  # 48xA100
 _A_GPU = re.compile(r"(?:(\d+)\s*\*\s*)?world")
 
 
@@ -41,16 +50,55 @@ def baseline_words(claim: Claim) -> str:
     return "the best other" if claim.baseline == BEST_OTHER else claim.baseline or ""
 
 
-def claim_words(claim: Claim) -> str:
-    """What is claimed, without the number: `max step speedup of A against B, gate switch, batch size 32`."""
+def claim_words(claim: Claim, known: Collection[str] = ()) -> str:
+    """What is claimed, without the number: `max step speedup of A against B, gate switch, batch size 32`.
+
+    Args:
+        known: keys of its scope that are left out.
+    """
     baseline = baseline_words(claim)
     metric = "" if claim.metric == "finding" else " ".join(_SHORT.get(w, w) for w in claim.metric.split("_"))
     words = " of ".join(filter(None, (metric, claim.system))) or claim.experiment
-    scope = [
-        value.replace(",", ", ") if key in ("scope", "gates") else f"{key.replace('_', ' ')} {value}"
-        for key, value in claim.scope.items()
-    ]
+    scope = [_scope_words(key, value, claim.experiment) for key, value in claim.scope.items() if key not in known]
     return ", ".join([words + (f" against {baseline}" if baseline else ""), *scope])
+
+
+def titles(claims: Sequence[Claim]) -> dict[str, str]:
+    """The words of each claim of a suite by its id, without what all claims of an experiment have in common.
+
+    Those that would then be called the same, or have no scope left, have their whole one.
+    """
+    short = {}
+    for claim in claims:
+        scopes = [other.scope for other in claims if other.experiment == claim.experiment and len(other.scope) > 1]
+        common = [key for key, value in claim.scope.items() if all(scope.get(key) == value for scope in scopes)]
+        says_something = len(scopes) > 1 and len(common) < len(claim.scope)
+        short[claim.id] = claim_words(claim, common if says_something else ())
+    times = Counter(short.values())
+    return {claim.id: short[claim.id] if times[short[claim.id]] == 1 else claim_words(claim) for claim in claims}
+
+
+def _scope_words(key: str, value: str, experiment: str) -> str:
+    """One pair of a scope: `params=13.9e9` is `13.9 B parameters`, `gpus=16..64` `16 to 64 GPUs`."""
+    if key in ("scope", "gates"):
+        return f"{experiment} {value}" if value == "in general" else value.replace(",", ", ")
+    if key in _UNSAID:
+        return value
+    if key == "params" and _BILLIONS.fullmatch(value):
+        return f"{float(value) / 1e9:g} B parameters"
+    if key in _COUNTED and (devices := _DEVICES.fullmatch(value)):
+        return " ".join(devices.groups())
+    value = _number_words(value)
+    if key in _COUNTED:
+        return f"{value} {_COUNTED[key].removesuffix('s') if value == '1' else _COUNTED[key]}"
+    return f"{_NAMED.get(key, key.replace('_', ' '))} {value}"
+
+
+def _number_words(text: str) -> str:
+    """`50304` is `50,304`, `16..64` `16 to 64`, `<256` `below 256`."""
+    if text.isdecimal():
+        return f"{int(text):,}"
+    return text.replace("..", " to ").replace("<", "below ").replace(",", ", ")
 
 
 def outcome_words(word: str) -> str:

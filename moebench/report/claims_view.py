@@ -12,7 +12,7 @@ from moebench.claims.query import Condition, Obtained, reduction
 from moebench.claims.reported import RATIO, Claim
 from moebench.claims.scoreboard import Score, summary
 from moebench.claims.why import quantities, quantity, reported
-from moebench.claims.words import baseline_words, claim_words, experts_words, factor_words, level_words, listed
+from moebench.claims.words import baseline_words, claim_words, experts_words, factor_words, level_words, listed, titles
 from moebench.compare.escape import plain
 from moebench.report.figures import deciding_figure, map_figure
 from moebench.report.machines_view import meaning
@@ -67,13 +67,13 @@ def claim_key(score: Score) -> str:
 
 def score_table(scores: Sequence[Score], defaults: Mapping[str, Condition]) -> Table:
     """A line a claim that has a value: the verdict, what was reported, what was obtained."""
-    rows = []
+    rows, called = [], titles([score.claim for score in scores])
     for score in (s for s in scores if s.verdict != v.NOT_RUN or s.obtained is not None):
         claim, (tone, symbol) = score.claim, LOOKS[score.verdict]
         obtained = quantity(claim, score.obtained) if score.obtained is not None else "–"
         verdict = badge(tone, symbol, score.verdict)
         own = own_interval(claim, defaults.get(claim.id))
-        rows.append([Linked(sentence(claim), claim_key(score)), verdict, reported(claim), obtained, own])
+        rows.append([Linked(_capital(called[claim.id]), claim_key(score)), verdict, reported(claim), obtained, own])
     columns = ["claim", "verdict", "reported", "obtained", "5–95 % of its draws"]
     return Table(columns, rows, "The claims, a line each", frozenset(columns[4:]))
 
@@ -99,7 +99,10 @@ def own_interval(claim: Claim, default: Condition | None) -> str:
 
 def sentence(claim: Claim) -> str:
     """What is claimed, as a heading."""
-    words = claim_words(claim)
+    return _capital(claim_words(claim))
+
+
+def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
