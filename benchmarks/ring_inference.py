@@ -364,7 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     try:
         found = run(options)
-    except InputError as error:
+    except (InputError, OSError) as error:
         parser().exit(2, f"error: {error}\n")
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -83,3 +83,12 @@ def test_bad_sizes_end_with_one_line(tmp_path, capsys, more, words):
         ring_inference.main([*SMALL, "--folder", str(tmp_path), *more])
     assert f"error: {words}" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_what_the_disk_refuses_is_one_line(tmp_path, capsys):
+    """A folder that is not there ends the measurement with status 2, as any bad input."""
+    with pytest.raises(SystemExit, match="2"):
+        ring_inference.main([*SMALL, "--folder", str(tmp_path / "missing")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "missing" in line

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from moebench.systems.moesys.state_layout import StateLayout
+from moebench.workloads.errors import InputError
 
 ExpertKey = tuple[int, int]  # (layer, expert)
 
@@ -26,8 +27,8 @@ _MANIFEST_BYTES_PER_SHARD = 64
 _SHARD_NAME = re.compile(r"layer\d{4,}-expert\d{5,}\.\d+\.shard")
 
 
-class StorageError(RuntimeError):
-    """A store can't be made, opened, read or written; the message says which file and why."""
+class StorageError(InputError):
+    """A store can't be made, opened, read or written; the message, one line, says which file and why."""
 
 
 @contextmanager
