@@ -41,8 +41,9 @@ ROUTING = "zipf-1"  # of a part that has any
 GPT = "gpt2-moe+layers=7+d_model=16+heads=2+vocabulary=64+sequence=8"  # four layers of experts
 BATCHES = (9, 4)  # of two tasks, on three ranks and one where they are seated in proportion
 TILE = 2
-OWN_DTYPE = ("gradient-sum", "row-sum")  # whose point is how they round
-TRIED_BY = {"gradient-error": "gradient-sum", "training": "gradient-sum", "row-error": "row-sum"}
+OWN_DTYPE = ("gradient-sum", "row-sum", "parameter-gather")  # whose point is how they round
+TRIED_BY = {"gradient-error": "gradient-sum", "training": "gradient-sum", "row-error": "row-sum",
+            "parameter-training": "parameter-gather"}  # fmt: skip
 TARGET = f"{__name__}:run_rank"
 
 

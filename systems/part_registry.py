@@ -25,6 +25,7 @@ MAKERS = {
     "task-step": f"{_TASKS}:task_step",
     "gradient-sum": f"{_SUMS}:gradient_sum",
     "row-sum": f"{_SUMS}:row_sum",
+    "parameter-gather": f"{_SUMS}:parameter_gather",
     "expert-cache": f"{_CACHE}:expert_cache",
 }
 # Of parts that know themselves why they can't run: `(workload, system, ranks) -> a reason, or None`.
@@ -46,6 +47,7 @@ PARAMETERS = {"task-step": f"{_TASKS}:parameters"}
 # Run on ranks: `(group, systems, sizes, seed) -> numbers by system`.
 STUDIES = {
     "training": "moebench.systems.megascale.studies:training_losses",
+    "parameter-training": "moebench.systems.megascale.studies:parameter_losses",
     "gradient-error": "moebench.systems.megascale.studies:gradient_errors",
     "row-error": "moebench.systems.megascale.studies:row_errors",
 }
@@ -139,7 +141,7 @@ def problem(
         return reason
     if workload.part in PROBLEMS:
         return _found(PROBLEMS[workload.part])(workload, system, ranks)
-    if workload.part in ("parameter-sync", "gradient-sum") and per_node == ranks:
+    if workload.part in ("parameter-sync", "gradient-sum", "parameter-gather") and per_node == ranks:
         return f"{workload.part} is among replicas on several nodes, and there is one"
     if workload.part == "parameter-sync" and workload.size("of_part") not in (0, 1):
         return f"of_part = {workload.size('of_part')}: 1 where attention's megabytes are of a rank's part, else 0"

@@ -38,7 +38,7 @@ SIZES: Mapping[str, str] = {
     "positions": "p",  # of an image: its patches, and a class token
     "recomputed": "r",  # 1 where blocks are computed again in the backward, 0 where what they need of it is kept
 }
-MOST: Mapping[str, int] = {"sent_percent": 100, "of_part": 1}  # of sizes that are shares or choices
+MOST: Mapping[str, int] = {"sent_percent": 100}  # of sizes that are shares
 MEGA = 10**6
 BOUND, STEP_BEFORE = "clairvoyant", "step-before"  # of ways to have states at hand: what none exceeds; what is no cache
 
@@ -106,6 +106,10 @@ _SUMS = {
     "fp32-reduce-scatter": "FP32 reduce-scatter",
     "bf16-all-to-all": "BF16 all-to-all, sums in FP32",
     "bf16-ring": "BF16 reduce-scatter, rounded at every hop",
+}
+_PARAMETERS = {
+    "bf16-all-gather": "BF16 from FP32 masters",
+    "fp8-all-gather": "FP8 codes with a scale for 128 elements, from FP32 masters",
 }
 _ROWS = {"bf16-reduce-scatter": "BF16 both ways", "fp8-all-to-all": "FP8 codes with scales both ways, sums in FP32"}
 _SLOTS = {"slots": Option(), "limit_mib": Option(least=0)}
@@ -205,6 +209,13 @@ PARTS: Mapping[str, Part] = {
     ),
     "training": Part(
         "The losses of a small model that is trained with these sums", ("steps",), _SUMS, dtype="fp32", is_studied=True
+    ),
+    "parameter-gather": Part(
+        "New parameters of all replicas from the shares that they update", ("parameters",), _PARAMETERS, dtype="fp32"
+    ),
+    "parameter-training": Part(
+        "The losses of a small model whose products' weights are kept so", ("steps",), _PARAMETERS, dtype="fp32",
+        is_studied=True,
     ),
     "row-sum": Part("Rows summed over ranks, a part to each, and their gradients back", ("tokens", "d_model"), _ROWS),
     "row-error": Part(

@@ -15,6 +15,7 @@ from moebench.kernels.collectives.start_wait import (
 from moebench.kernels.region import region
 from moebench.systems.megascale.fp8_exchange import reduce_scatter_fp8
 from moebench.systems.megascale.gradients import BF16_ROUNDING, padded_size, reduce_gradients
+from moebench.systems.megascale.parameters import TOGETHER, gather_parameters, padded_share
 from moebench.systems.megascale.sync import sync_step
 from moebench.systems.part_interface import PartCall, Setting, far
 from moebench.workloads.part import MEGA
@@ -98,6 +99,29 @@ def gradient_sum(setting: Setting) -> PartCall:
         return None if bool((off <= bound).all()) else "the sums are further off than is stated of this way"
 
     return PartCall(run, wrong, (buffer_N,))
+
+
+def parameter_gather(setting: Setting) -> PartCall:
+    """New parameters of all replicas, those at one place of all nodes, from their FP32 shares."""
+    group, rail = setting.group, setting.group.nodes.rail
+    share, way = padded_share(setting.workload.size("parameters"), rail.size), setting.system.partition("-")[0]
+
+    def masters(rank: int) -> Tensor:
+        return setting.numbers(_ROWS, rank, (share,)).to(torch.float32)
+
+    own_N = masters(group.rank)
+
+    def run() -> Tensor:
+        with region("grad-sync"):
+            return gather_parameters(own_N, rail, way)
+
+    def wrong(found: Tensor) -> str | None:
+        exact = torch.cat([masters(rank).double() for rank in rail.ranks])
+        off, size = (found.double() - exact).abs().view(-1, TOGETHER), exact.abs().view(-1, TOGETHER)
+        bound = size / 16 + size.amax(1, keepdim=True) * 2**-10 / 448 if way == "fp8" else size * BF16_ROUNDING
+        return None if bool((off <= bound).all()) else "parameters are further off than is stated of this way"
+
+    return PartCall(run, wrong, (own_N,))
 
 
 def row_sum(setting: Setting) -> PartCall:

@@ -14,6 +14,7 @@ from moebench.kernels.collectives.start_wait import start_all_gather
 from moebench.kernels.optimizer import AdamW
 from moebench.kernels.region import region
 from moebench.systems.megascale.gradients import add_gradients, padded_size, reduce_gradients
+from moebench.systems.megascale.parameters import gather_parameters, padded_share
 
 
 class ShardedAdamW:
@@ -25,6 +26,7 @@ class ShardedAdamW:
 
     Args:
         way: one of `gradients.WAYS`.
+        parameters: how new ones travel, one of `parameters.WAYS`; None: in their dtype.
 
     Raises:
         ValueError: no parameters, or several dtypes or devices.
@@ -38,14 +40,15 @@ class ShardedAdamW:
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 1e-2,
+        parameters: str | None = None,
     ) -> None:
-        self.params, self.group, self.way = list(params), group, way
+        self.params, self.group, self.way, self.parameters = list(params), group, way, parameters
         kinds = {(param.dtype, param.device) for param in self.params}
         if len(kinds) != 1:
             raise ValueError(f"parameters of one dtype on one device are needed; got {len(kinds)} kinds")
         ((self.dtype, device),) = kinds
         total = sum(param.numel() for param in self.params)
-        size = padded_size(total, group.size)
+        size = padded_size(total, group.size) if parameters is None else padded_share(total, group.size) * group.size
         self.gradients_N = torch.zeros(size, device=device)
         flat = torch.cat([param.detach().reshape(-1).float() for param in self.params])
         flat = torch.cat([flat, flat.new_zeros(size - total)])
@@ -72,9 +75,12 @@ class ShardedAdamW:
         with region("optimizer"):
             self.adam.step()
             self.master.grad = None
-            shard = self.master.detach().to(self.dtype)
+            shard = self.master.detach() if self.parameters else self.master.detach().to(self.dtype)
         with region("grad-sync"):
-            flat = start_all_gather(shard, self.group).wait()
+            if self.parameters is None:
+                flat = start_all_gather(shard, self.group).wait()
+            else:
+                flat = gather_parameters(shard, self.group, self.parameters)
             for param, part in zip(self.params, flat.split([*(p.numel() for p in self.params), self._padding()])):
                 param.copy_(part.view(param.shape))
 

@@ -32,26 +32,46 @@ def training_losses(group: Group, ways: Sequence[str], steps: int, seed: int) ->
     `parameters`, and of `tokens` of a step, the number.
     """
     found = {way: _losses(group, way, steps, seed) for way in ways}
-    control = _losses(group, "fp32-reduce-scatter", steps, seed, 1 + 2.0**-23)
-    counts = {"parameters": [float(_parameters())], "tokens": [float(group.size * BATCH * SEQUENCE)]}
-    return found | {"control": control} | counts
+    return found | {"control": _losses(group, "fp32-reduce-scatter", steps, seed, 1 + 2.0**-23)} | _counts(group)
 
 
-def _losses(group: Group, way: str, steps: int, seed: int, scale: float = 1.0) -> list[float]:
+def parameter_losses(group: Group, ways: Sequence[str], steps: int, seed: int) -> dict[str, list[float]]:
+    """The same by way in which new parameters of products travel and are kept, with gradients summed in FP32.
+
+    The control has them in BF16 once more.
+    """
+    of = {way: way.partition("-")[0] for way in ways}
+    found = {way: _losses(group, "fp32-reduce-scatter", steps, seed, 1.0, short) for way, short in of.items()}
+    control = _losses(group, "fp32-reduce-scatter", steps, seed, 1 + 2.0**-23, "bf16")
+    return found | {"control": control} | _counts(group)
+
+
+def _counts(group: Group) -> dict[str, list[float]]:
+    return {"parameters": [float(_parameters())], "tokens": [float(group.size * BATCH * SEQUENCE)]}
+
+
+def _losses(
+    group: Group, way: str, steps: int, seed: int, scale: float = 1.0, parameters: str | None = None
+) -> list[float]:
     stage = DecoderStage(MODEL, MODEL.layers, SEQUENCE, BATCH, described_group(1))
     generator = torch.Generator().manual_seed(seed)
     for weight in stage.parameters():
         normal = torch.randn(weight.shape, generator=generator) * 0.1
         weight.data.copy_((normal + (weight.dim() == 1)) * scale)
-    optimiser = ShardedAdamW(stage.parameters(), group, way, lr=LEARNING_RATE)
+    # Weights of products travel the way that is tried; norms, router and embedding as they are.
+    products = [weight for weight in stage.parameters() if getattr(weight, "adds_gradients", False)]
+    others = [weight for weight in stage.parameters() if not any(weight is one for one in products)]
+    parts = [(stage.parameters(), None)] if parameters is None else [(products, parameters), (others, None)]
+    optimisers = [ShardedAdamW(own, group, way, lr=LEARNING_RATE, parameters=how) for own, how in parts]
     data = torch.Generator().manual_seed((seed + 1) * 1000 + group.index)
     found = []
     for _ in range(steps):
         ids = _tokens(data)
         loss, aux = stage(ids[:-1], ids[1:])
         (loss + BALANCE * aux).backward()
-        optimiser.accumulate()
-        optimiser.step(1 / group.size)
+        for optimiser in optimisers:
+            optimiser.accumulate()
+            optimiser.step(1 / group.size)
         found.append(float(all_reduce(loss.detach().clone().view(1), group)) / group.size)
     return found
 

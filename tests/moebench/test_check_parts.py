@@ -51,7 +51,7 @@ def test_every_part_is_right_by_every_system():
     counted = [case for case in cases(studied=True) if case.workload.part in COUNTS]
     found = [(status.status, status.reason) for status in check([*cases(), *counted])]
     assert found == [("passed", "")] * len(found)
-    assert {trial(case)[0] for case in cases(studied=True)} == {"gradient-sum", "row-sum", *COUNTS}
+    assert {trial(case)[0] for case in cases(studied=True)} == {"gradient-sum", "parameter-gather", "row-sum", *COUNTS}
 
 
 def test_every_part_that_is_wrong_is_told(monkeypatch):

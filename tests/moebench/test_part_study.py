@@ -43,3 +43,10 @@ def test_a_training_is_compared_with_the_one_in_fp32():
     assert exact["loss", 1] == compressed["loss", 1]
     assert {key[1] for key in exact if key[0] == "loss" and len(key) == 2} == {1, 2, 3}
     assert values("training", "bf16-ring", steps=0)["deviation"] == 0
+
+
+def test_a_training_with_parameters_in_fp8_is_compared_with_the_one_in_bf16():
+    """Their first loss is the same, as masters begin alike; later ones are further off than two BF16 runs' are."""
+    wide, narrow = (values("parameter-training", way, steps=5) for way in PARTS["parameter-training"].systems)
+    assert wide["deviation"] == 0 < wide["control_deviation"] < narrow["deviation"] < 0.1
+    assert wide["loss", 1] == narrow["loss", 1]
