@@ -181,8 +181,26 @@ def plan(suite: Suite, filters: Filters, engine: str = "auto", machines: Machine
             key = (case.experiment, case.system, case.workload, case.topology, case.conventions, case.engine)
             found.setdefault(key, case)
     if not found:
-        raise InputError(f"suite {suite.name}: no case is left after the filters")
+        raise InputError(f"suite {suite.name}: no case is left after the filters {_in_words(filters, engine)}")
     return sorted(found.values(), key=lambda case: not case.is_default)
+
+
+def _in_words(filters: Filters, engine: str) -> str:
+    """The options that a user gave, of which one leaves out what the others name."""
+    said = [
+        f"--{option} {value}"
+        for option, values in (
+            ("experiment", filters.experiments),
+            ("system", filters.systems),
+            ("gate", filters.gates),
+            ("batch-size", filters.batch_sizes),
+            ("dtype", filters.dtypes),
+            ("topology", filters.topologies),
+            ("engine", () if engine == "auto" else (engine,)),
+        )
+        for value in values
+    ]
+    return " ".join([*said, "--quick"] if filters.quick else said)
 
 
 def _check_places(suite: Suite, experiments: Sequence[AnyExperiment], machines: Machines) -> None:

@@ -16,7 +16,11 @@ JOB_METRICS = (
 )
 JOB_FIGURE_KINDS = ("job-speedup",)  # speedup by size and model, a panel a node type
 ModelName = Annotated[
-    str, pattern("a model: lower-case letters, digits, -, _ and .", re.compile(r"[a-z0-9][a-z0-9._-]*"))
+    str,
+    pattern(
+        "a model's name: lower-case letters, digits, -, _ and . (models/NAME.toml of a folder given by --workloads)",
+        re.compile(r"[a-z0-9][a-z0-9._-]*"),
+    ),
 ]
 Count = Annotated[int, Field(ge=1, le=2**20)]
 Counts = Annotated[list[Count], Field(min_length=1)]

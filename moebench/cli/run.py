@@ -284,7 +284,8 @@ def _show_plan(ready: "Plan") -> None:
         ["case", "engine", "time here", "memory a rank"],
         [[e.case.name, e.case.engine, _seconds(e.time_s), _memory(e.memory_bytes, e.status)] for e in found],
     )
-    click.echo(f"{len(found)} cases, about {_seconds(total_s(found))} after the correctness check; nothing was written")
+    cases = "1 case" if len(found) == 1 else f"{len(found)} cases"
+    click.echo(f"{cases}, about {_seconds(total_s(found))} after the correctness check; nothing was written")
 
 
 def _seconds(time_s: float | None) -> str:

@@ -63,7 +63,7 @@ def test_filters(suite):
         plan(suite, Filters(systems=("chunked+chunks=0",)))
     with pytest.raises(InputError, match="unknown gate 'switch'"):
         plan(suite, Filters(gates=("switch",)))
-    with pytest.raises(InputError, match="no case is left"):
+    with pytest.raises(InputError, match="no case is left after the filters --engine local"):
         plan(suite, Filters(), "local")
 
 

@@ -157,7 +157,7 @@ class DecoderModel:
         """What of this model `DecoderShape` does not say, in words; empty where the layer is the model's own."""
         found = (
             (self.latent is not None, "latent attention"),
-            (bool(self.dense_layers), f"{self.dense_layers} dense layers"),
+            (bool(self.dense_layers), f"{self.dense_layers} dense layer{'s' * (self.dense_layers > 1)}"),
             (self.norm == "layer", "layer norms with biases"),
             (self.qk_norm == "full", "norms over all heads together"),
             (bool({"qkv", "out"} & set(self.biases)), "biases of attention"),
