@@ -16,7 +16,7 @@ from moebench.kernels.collectives.outstanding import forget_described, outstandi
 from moebench.planner.space import Question, Setting, layers_of, with_layers
 from moebench.program import Op, Program
 from moebench.sim.catalogue import Catalogue
-from moebench.sim.job import StageMemory, crosses_nodes, transfer_s
+from moebench.sim.job import StageMemory, shares_nics, transfer_s
 from moebench.sim.replay import replay
 from moebench.systems.job_interface import Spread, problem
 from moebench.systems.job_registry import get
@@ -161,7 +161,7 @@ class Costs:
         ]
         nbytes = max(one.output_bytes for one in steady.values())
         moved_s = transfer_s(nbytes, setting.spread.ranks, layout, self.question.topology, self.values)
-        shares = crosses_nodes(setting.spread.ranks, layout, self.question.topology)
+        shares = shares_nics(setting.spread, layout, self.question.topology)
         timeline = compose(
             costs, layout.stages, setting.spread.microbatches, layout.chunks, moved_s, shares=shares
         )

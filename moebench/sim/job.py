@@ -18,6 +18,7 @@ from moebench.sim.catalogue import Catalogue
 from moebench.sim.cost import Machine, op_costs
 from moebench.sim.network import collective_time_s
 from moebench.sim.replay import Replay, replay
+from moebench.systems.job_interface import Spread
 from moebench.systems.pipeline import FORWARD as FORWARD_WORK
 from moebench.systems.pipeline import StageCost, Timeline, compose
 from moebench.trace.job import BACKWARD, CLOSING, COMBINED, FORWARD, OPENING, PARTS, JobTrace
@@ -183,7 +184,7 @@ def composed(
     }
     timeline = compose(
         costs, layout.stages, trace.spread.microbatches, layout.chunks, transfer, both_s if pairs else None,
-        crosses_nodes(trace.spread.ranks, layout, topology),
+        shares_nics(trace.spread, layout, topology),
     )  # fmt: skip
     steady = [float(stage.of_microbatch("time_s")[0]) for stage in stages]
     work = [sum(steady[role] for role in trace.roles[place :: layout.stages]) for place in range(layout.stages)]
@@ -260,10 +261,10 @@ def transfer_s(nbytes: int, ranks: int, layout: JobLayout, topology: Topology, v
     return np.zeros(draws) + collective_time_s(pair, topology, values, rows, min(ranks, node))
 
 
-def crosses_nodes(ranks: int, layout: JobLayout, topology: Topology) -> bool:
-    """Whether stages hand rows on by the NICs, over which the replicas sum too."""
-    sender, receiver = _edge(ranks, layout, topology)
-    return sender // topology.gpus_per_node != receiver // topology.gpus_per_node
+def shares_nics(spread: Spread, layout: JobLayout, topology: Topology) -> bool:
+    """Whether stages hand rows on by the NICs over which replicas sum."""
+    sender, receiver = _edge(spread.ranks, layout, topology)
+    return spread.replicas > 1 and sender // topology.gpus_per_node != receiver // topology.gpus_per_node
 
 
 def _edge(ranks: int, layout: JobLayout, topology: Topology) -> tuple[int, int]:

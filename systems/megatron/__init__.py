@@ -17,6 +17,7 @@ and its decoder layer, of October 2024 and of today, with tensor and sequence pa
     decoder_router.py, decoder_experts.py  what a rank computes
     indexed.py     the two dispatchers of October 2024; uneven.py collectives of ranks with differently many rows
     folded.py      the dispatcher of today, with experts over all ranks
+    combined.py    the forward of a micro-batch beside the backward of another
     trained.py     a stage with gradient sums and the distributed optimiser; job.py the two versions as systems for jobs
     vocabulary.py  embedding, head and loss, cut by the vocabulary
 

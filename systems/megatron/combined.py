@@ -7,9 +7,9 @@ micro-batch travel to experts and back, the other one's products run:
     computes    attention, forward | experts, backward, then forward | attention, backward
 
 A layer's graph is cut where rows leave and arrive, so that autograd runs each part's backward when it is told to.
-Delayed (`delay_wgrad_compute`), the products of weights' gradients come after those of inputs', which leave first.
-Collectives have a stream of their own as in Megatron; permutation and residual, which Megatron puts on it too, are on
-the compute stream here.
+Delayed (`delay_wgrad_compute`), the products of weights' gradients come after those of inputs', which leave first;
+those of a stage's first attention do not wait for what goes to the stage before, as Megatron's do. Collectives have a
+stream of their own as in Megatron; permutation and residual, which it puts there too, are on the compute stream here.
 
 The shared expert runs before the rows leave (its overlap excludes this one), and what a layer recomputes is its
 activation at most: a layer in parts has no whole to run again.
