@@ -33,6 +33,8 @@ SIZES_OF = {
     "parameter-sync": {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 1},  # ten kilobytes
     "generation": _GENERATION,
     "generation-offloaded": _GENERATION,
+    "stored-step": {"tokens": 32, "d_model": 24, "d_ffn": 12, "experts": 8, "top_k": 2, "layers": 3,
+                    "accumulated": 2},
     "expert-cache": {"tokens": 3, "experts": 4, "top_k": 2, "layers": 2, "steps": 12, "turn_steps": 5, "passes": 3,
                      "cache_sizes": 3},
     "task-step": {"d_model": 8, "layers": 2, "heads": 2, "positions": 3, "recomputed": 1},

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from moebench.case import Case
 from moebench.plan_parts import of_part, part_of
 from moebench.results.rows import Row, row_of
-from moebench.systems.part_registry import by_formula, has_formula
+from moebench.systems.part_registry import by_formula, has_formula, tiers
 from moebench.workloads.machine import Topology
 from moebench.workloads.part import PARTS
 
-FORMULA = "formula_time"  # of a call
+FORMULA, TIER = "formula_time", "tier_memory"  # of a call; of all ranks
 PER_GPU, RANK_TIME = "throughput_per_gpu", "rank_time"
 
 
@@ -27,6 +27,8 @@ def finish(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
     kept = [row for row in rows if row.metric != "flops" or not row.detail]
     if PARTS[of_part(case).part].of_tasks:
         return kept + _of_tasks(case, topology, rows)
+    if any(row.value is not None for row in rows):
+        kept += _of_tiers(case, topology)
     formula = _by_formula(case, topology, rows)
     return kept if formula is None else [*kept, row_of(case, topology.hardware.name, FORMULA, "s", formula)]
 
@@ -39,6 +41,15 @@ def _of_tasks(case: Case, topology: Topology, rows: Sequence[Row]) -> list[Row]:
         ends = {"low": samples / row.high, "high": samples / row.low} if row.low and row.high else {}
         found.append(row_of(case, row.hardware, PER_GPU, "1/s", samples / row.value, **ends))
     return found + (_rank_times(case, topology) if timed and case.engine == "sim" else [])
+
+
+def _of_tiers(case: Case, topology: Topology) -> list[Row]:
+    """Of a part whose states are on several tiers: bytes of all ranks on each, and by the paper's inequality."""
+    return [
+        row_of(case, topology.hardware.name, TIER, "B", value, detail={"tier": tier, "by": by})
+        for tier, both in tiers(part_of(case), case.system, topology.ranks).items()
+        for by, value in zip(("storage", "paper"), both, strict=True)
+    ]
 
 
 def _by_formula(case: Case, topology: Topology, rows: Sequence[Row]) -> float | None:

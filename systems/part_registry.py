@@ -1,6 +1,6 @@
 """Parts by name: who makes each, and why one can't run somewhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -11,8 +11,8 @@ from moebench.workloads.part import PARTS, PartWorkload, StudyWorkload
 
 _PAIRS, _SUMS = "moebench.systems.megascale.part_pairs", "moebench.systems.megascale.part_sums"
 _GENERATION, _GENERATIONS = "moebench.systems.moesys.part_generation", ("generation", "generation-offloaded")
-_CACHE = "moebench.systems.moesys.part_cache"
 _TASKS = "moebench.systems.moesys.part_tasks"
+_CACHE, _STORED = "moebench.systems.moesys.part_cache", "moebench.systems.moesys.part_stored"
 MAKERS = {
     **dict.fromkeys(_GENERATIONS, f"{_GENERATION}:generation"),
     "dispatch": f"{_SUMS}:dispatch",
@@ -27,12 +27,20 @@ MAKERS = {
     "row-sum": f"{_SUMS}:row_sum",
     "parameter-gather": f"{_SUMS}:parameter_gather",
     "expert-cache": f"{_CACHE}:expert_cache",
+    "stored-step": f"{_STORED}:stored_step",
 }
 # Of parts that know themselves why they can't run: `(workload, system, ranks) -> a reason, or None`.
-PROBLEMS = {"expert-cache": f"{_CACHE}:problem", "task-step": f"{_TASKS}:problem"}
+PROBLEMS = {
+    "expert-cache": f"{_CACHE}:problem", "stored-step": f"{_STORED}:problem", "task-step": f"{_TASKS}:problem"
+}  # fmt: skip
 PROBLEMS |= dict.fromkeys(_GENERATIONS, f"{_GENERATION}:problem")
 # Of parts that know what they take of a rank: `(workload, system, ranks) -> bytes held, FLOPs of a call`.
-BURDENS = {"task-step": f"{_TASKS}:burden"} | dict.fromkeys(_GENERATIONS, f"{_GENERATION}:burden")
+BURDENS = {"stored-step": f"{_STORED}:burden", "task-step": f"{_TASKS}:burden"}
+BURDENS |= dict.fromkeys(_GENERATIONS, f"{_GENERATION}:burden")
+# Of parts that keep files while they run: `(workload, ranks) -> bytes of all ranks`.
+DISKS = {"stored-step": f"{_STORED}:disk_bytes"}
+# Of parts whose states are on several tiers: `(workload, system, ranks) -> {tier: bytes, and by the paper}`.
+TIERS = {"stored-step": f"{_STORED}:tiers"}
 # Of parts whose options depend on their sizes: `(workload, system, ranks) -> None`, raises InputError.
 CHECKS = {"generation-offloaded": f"{_GENERATION}:check_options"}
 # Of parts some of whose systems are too large for a check: `(system) -> one that does the same with less`.
@@ -87,6 +95,16 @@ def burden(workload: PartWorkload, system: str, ranks: int) -> tuple[float, floa
     """Bytes that a rank holds, and FLOPs of a call; None of a part that does not say so itself."""
     known = BURDENS.get(workload.part)
     return None if known is None else _found(known)(workload, system, ranks)
+
+
+def disk_bytes(workload: PartWorkload, ranks: int) -> int:
+    """Bytes of the files that all ranks keep while a part runs for real."""
+    return _found(DISKS[workload.part])(workload, ranks) if workload.part in DISKS else 0
+
+
+def tiers(workload: PartWorkload, system: str, ranks: int) -> Mapping[str, tuple[float, float]]:
+    """Of each tier the bytes of all ranks, as they are and as the paper says; of most parts none."""
+    return _found(TIERS[workload.part])(workload, system, ranks) if workload.part in TIERS else {}
 
 
 def has_formula(part: str) -> bool:

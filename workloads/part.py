@@ -31,6 +31,8 @@ SIZES: Mapping[str, str] = {
     "steps": "s",
     "experts": "e",
     "layers": "l",
+    "d_ffn": "f",
+    "accumulated": "a",  # micro-batches to an update
     "turn_steps": "u",  # after so many steps others are popular; 0: never
     "passes": "p",  # that a step asks for its states in: 1 forward; 3 forward, backward and update
     "cache_sizes": "c",  # that are tried, evenly between none and all of the states
@@ -120,6 +122,17 @@ _CACHE = {
     "period": Option(256),
     "victim": Option("least-if-above", words=("least-if-above", "least-above-threshold")),
     "fallback": Option("bypass", words=("bypass", "least")),
+}
+_STORED = {
+    "cache_percent": Option(50, least=0),  # of a rank's states, that its cache holds
+    "slots": Option(4),  # of experts on the device
+    "policy": Option("lru", words=("moesys", "lfu", "lru")),
+}
+_AHEAD = {
+    "2d": "the next layer's slices and the experts that it had in the step before come while a layer works",
+    "horizontal": "slices come ahead, an expert when its rows are there",
+    "vertical": "experts come ahead, a layer's slices when it begins",
+    "none": "slices and experts come when they are needed",
 }
 PARTS: Mapping[str, Part] = {
     "dispatch": Part(
@@ -220,6 +233,11 @@ PARTS: Mapping[str, Part] = {
     "row-sum": Part("Rows summed over ranks, a part to each, and their gradients back", ("tokens", "d_model"), _ROWS),
     "row-error": Part(
         "How far such sums, and their gradients, are from exact ones", ("tokens", "d_model"), _ROWS, is_studied=True
+    ),
+    "stored-step": Part(
+        "A training step of blocks in ZeRO-3 slices, whose expert states are on disk, in a cache and in a GPU's slots",
+        ("tokens", "d_model", "d_ffn", "experts", "top_k", "layers", "accumulated"), _AHEAD,
+        options=dict.fromkeys(_AHEAD, _STORED), least_ranks=1, has_routing=True,
     ),
     "expert-cache": Part(
         "Requests of expert states that a cache answers, step after step: tokens ask for the experts they choose",

@@ -87,6 +87,12 @@ _CHOICES = {
 )
 @click.option("--dry-run", is_flag=True, help="List cases, engine, expected time and memory; write nothing.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run folder; default runs/SUITE-TIME.")
+@click.option(
+    "--scratch",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for the files that a part keeps on disk while it is measured; default the system's for such files.",
+)
 @click.option("--resume", "resumed", type=click.Path(path_type=Path), metavar="DIR", help="Continue a stopped run.")
 def command(
     suite: str | None,
@@ -102,6 +108,7 @@ def command(
     quick: bool,
     dry_run: bool,
     out: Path | None,
+    scratch: Path | None,
     resumed: Path | None,
     **filters: tuple,
 ) -> int:
@@ -112,8 +119,10 @@ def command(
     """
     from moebench.cluster.detect import launched
     from moebench.cluster.emulation import emulated
+    from moebench.disk_room import check_room, keep_files_in
     from moebench.spending import spending_of
 
+    keep_files_in(scratch)
     place = launched()
     if place is not None and place.rank:
         from moebench.cluster.session import follow
@@ -129,8 +138,8 @@ def command(
         if resumed is not None:
             if suite or settings or quick or dry_run or out or topology or any(filters.values()) or engine != "auto":
                 raise InputError(
-                    "--resume continues a run as it was started: give no other option but --timeout, --time-budget "
-                    "and --interval"
+                    "--resume continues a run as it was started: give no other option but --timeout, --time-budget, "
+                    "--interval and --scratch"
                 )
             return _resume(resumed, timeout_s, spending)
         if suite is None:
@@ -151,6 +160,7 @@ def command(
         from moebench.run import begin
 
         _check_ranks(ready.cases, ready.topologies)
+        check_room(ready.cases, ready.topologies)
         return _execute(begin(ready, out), timeout_s, spending)
 
 

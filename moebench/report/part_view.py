@@ -12,7 +12,7 @@ from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
 from moebench.part_rows import FORMULA
-from moebench.report import cache_view, part_memory
+from moebench.report import cache_view, part_memory, tier_view
 from moebench.report.part_figures import lines_figure, rows_figure
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
 from moebench.results.rows import DEVIATION, HIT_RATE
@@ -21,7 +21,7 @@ from moebench.workloads.part import PARTS
 from moebench.workloads.suite import PartExperiment
 
 OF_READINGS = "part-readings"  # a figure in which readings are what is compared
-LONG_S = 0.01  # from here on in milliseconds
+LONG_S, MINUTES_S = 0.01, 30.0  # from here on in milliseconds, in seconds
 ALIKE = 1e-9  # times that differ by less, as a share, are the same
 MOST_TABLE_ROWS = 5_000
 ON_AN_AXIS = {"top_k": "choices a token", "attention_mb": "attention's parameters, MB a GPU"}
@@ -71,7 +71,7 @@ def experiment_view(
         "layer": what_is_run(experiment),
         "answer": " ".join(filter(None, (told, cache_view.answer(experiment, own)))),
         "figures": [*drawn, *cache_view.figures(experiment, own)],
-        "tables": [*_studies(own), *cache_view.tables(own)],
+        "tables": [*_studies(own), *cache_view.tables(own), *tier_view.tables(own)],
         "not_published": experiment.not_published,
         "caveats": [*experiment.caveats, *[MEASURED] * bool(engines & {"local", "cluster"})],
         "cases": case_table(calls, own),
@@ -96,6 +96,8 @@ def calls_of(own: pd.DataFrame) -> pd.DataFrame:
 def _unit(times_s: pd.Series) -> tuple[str, float]:
     """What the times of an experiment are written in, and how many of them a second has."""
     longest = times_s.max()
+    if pd.notna(longest) and longest > MINUTES_S:
+        return "s", 1.0
     return ("ms", 1e3) if pd.notna(longest) and longest > LONG_S else ("us", 1e6)
 
 

@@ -13,7 +13,7 @@ from moebench.claims.scoreboard import Score, asked_for, scoreboard
 from moebench.claims.verdict import NOT_RUN
 from moebench.claims.words import DEFINITIONS
 from moebench.compare.escape import plain
-from moebench.part_rows import FORMULA, PER_GPU, RANK_TIME
+from moebench.part_rows import FORMULA, PER_GPU, RANK_TIME, TIER
 from moebench.report.claims_view import (
     card,
     claim_key,
@@ -57,7 +57,7 @@ METRICS = (
     *(PER_GPU, RANK_TIME),
     *("error", "largest_error", "gradient_error", "gradient_largest_error"),
     *("alltoall_share_of_step", "alltoall_over_expert_time", "lasting_memory", "kept_share"),
-    *(BY_SIZE, USED),
+    *(BY_SIZE, USED, TIER, "exposed_transfer", "busy_time"),
     *("best_partition_count", "prediction_error", "optimisation_time"),
 )
 

@@ -99,6 +99,7 @@ class Row:
     generated: int | None = None
     capacity_percent: int | None = None
     layers: int | None = None
+    accumulated: int | None = None
     turn_steps: int | None = None
     passes: int | None = None
     cache_sizes: int | None = None

@@ -31,8 +31,8 @@ _CATEGORIES = (
 )
 _INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d_ffn", "payload_bytes",
              "global_batch", "micro_batch", "stages", "chunks", "products", "attention_mb", "expert_mb", "sent_percent",
-             "of_part", "vocabulary", "parameters", "steps", "layers", "turn_steps", "passes", "cache_sizes",
-             "heads", "positions", "recomputed",
+             "of_part", "vocabulary", "parameters", "steps", "layers", "accumulated", "turn_steps", "passes",
+             "cache_sizes", "heads", "positions", "recomputed",
              "most_micro_batch")  # fmt: skip
 
 

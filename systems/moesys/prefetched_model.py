@@ -16,6 +16,9 @@ from moebench.systems.moesys.sliced import SlicedLayers
 from moebench.systems.moesys.stored_layer import StoredMoELayer
 from moebench.systems.moesys.visiting import visit
 
+# What comes before it is needed: nothing, the next layer's slices, experts, or both.
+AHEAD = ("none", "horizontal", "vertical", "2d")
+
 
 class PrefetchedModel(nn.Module):
     """A stack of blocks.
@@ -23,11 +26,10 @@ class PrefetchedModel(nn.Module):
     Args:
         dense: the dense part of each block; function(x, *tensors) is what it computes.
         moe: the MoE part of each; all with the experts of one storage.
-        is_ahead: whether to prefetch at all beyond what a layer does for itself; without, dense layers are fetched when
-            they are needed and experts when their gate has spoken.
+        ahead: which of `AHEAD` come before they are needed.
 
     Raises:
-        ValueError: not as many dense parts as MoE parts.
+        ValueError: not as many dense parts as MoE parts, or another way to prefetch.
     """
 
     def __init__(
@@ -35,12 +37,17 @@ class PrefetchedModel(nn.Module):
         dense: SlicedLayers,
         function: Callable[..., Tensor],
         moe: Sequence[StoredMoELayer],
-        is_ahead: bool = True,
+        ahead: str = "2d",
     ) -> None:
         super().__init__()
+        if ahead not in AHEAD:
+            raise ValueError(f"prefetch {ahead!r}; choose one of {', '.join(AHEAD)}")
         if len(dense) != len(moe):
             raise ValueError(f"{len(dense)} dense layers and {len(moe)} MoE layers: a block has one of each")
-        self.dense, self.function, self.is_ahead = dense, function, is_ahead
+        self.dense, self.function = dense, function
+        self.slices_come, self.experts_come = ahead in ("horizontal", "2d"), ahead in ("vertical", "2d")
+        for layer in moe:
+            layer.experts_come = self.experts_come
         self.moe = nn.ModuleList(moe)
         self.stored = moe[0].stored
 
@@ -72,21 +79,22 @@ class PrefetchedModel(nn.Module):
 
     def _come_forward(self, place: int) -> None:
         """At the start of a block: its neighbours' experts are known as far as they are, the next slices start."""
-        if not self.is_ahead:
+        if self.slices_come:
+            with region("dense"):
+                self.dense.prefetch([place + 1])
+        if not self.experts_come:
             return
         layer, following, before = (self._layer(other) for other in (place, place + 1, place - 1))
         assert layer is not None
         layer.next_keys = following.chosen if following is not None else []
         layer.previous_keys = before.chosen[::-1] if before is not None else []
-        with region("dense"):
-            self.dense.prefetch([place + 1])
         with region("experts"):
             self.stored.prefetch([*layer.chosen, *layer.next_keys])
 
     def _come_backward(self, place: int) -> None:
         """When the backward comes to a block's dense part, whose MoE part is done."""
-        if self.is_ahead:
-            before = self._layer(place - 1)
+        if self.slices_come:
             self.dense.prefetch([place - 1])
-            if before is not None:
-                self.stored.prefetch(before.chosen[::-1])
+        before = self._layer(place - 1)
+        if self.experts_come and before is not None:
+            self.stored.prefetch(before.chosen[::-1])

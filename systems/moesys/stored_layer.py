@@ -46,7 +46,10 @@ class StoredMoELayer(FastMoELayer):
         chosen: those that had rows in the last call; the next ones of this layer are most likely the same.
         next_keys, previous_keys: of what comes after this layer, forward and backward, to bring when all of its own
             experts have come.
+        experts_come: whether they are brought before they are needed; else each comes when its rows are there.
     """
+
+    experts_come = True
 
     def __init__(
         self,
@@ -74,8 +77,9 @@ class StoredMoELayer(FastMoELayer):
         counts = super().exchange_counts(counts_E)
         rows_L = [sum(of_rank) for of_rank in zip(*counts.received_RL)]
         self.chosen = [key for key, rows in zip(self.keys, rows_L, strict=True) if rows]
-        with region("experts"):
-            self.stored.prefetch(self.chosen)
+        if self.experts_come:
+            with region("experts"):
+                self.stored.prefetch(self.chosen)
         return counts
 
     def run_experts(self, x_MD: Tensor, rows_L: Sequence[int]) -> Tensor:
@@ -86,8 +90,10 @@ class StoredMoELayer(FastMoELayer):
             if not rows:
                 continue
             place = order.index(key)
-            self.stored.prefetch([*order[place:], *self.next_keys])
-            before = self._prefetching([*order[place::-1], *self.previous_keys])
+            before = None
+            if self.experts_come:
+                self.stored.prefetch([*order[place:], *self.next_keys])
+                before = self._prefetching([*order[place::-1], *self.previous_keys])
             outputs.append(visit(self.stored, key, self._ffn, x_MD[start : start + rows], before_backward=before))
             start += rows
         return torch.cat(outputs) if outputs else x_MD[:0]

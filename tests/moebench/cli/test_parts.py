@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,3 +63,41 @@ def test_a_dry_run_and_filters(moebench, in_folder):
     assert "1 cases" in some.out or "1 case," in some.out
     line = moebench.refused("run", "--suite", "parts.toml", "--system", "chunked+parts=3")
     assert "no option 'parts'; chunked has chunks, as in chunked+chunks=4" in line
+
+
+STATES = """
+schema_version = 1
+title = "States"
+paper = "none"
+[[experiments]]
+kind = "part"
+name = "states"
+title = "States on disk"
+question = "What hides?"
+metric = "part_time"
+sizes = ["1x1"]
+node_types = ["this-machine"]
+[[experiments.parts]]
+part = "stored-step"
+systems = ["2d"]
+routings = ["zipf-1"]
+dtypes = ["fp32"]
+sizes = { tokens = [8], d_model = [8], d_ffn = [8], experts = [4], top_k = [2], layers = [2], accumulated = [1] }
+"""
+
+
+def test_a_disk_too_small_for_a_parts_files_is_said_before_anything_is_written(
+    moebench, in_folder, measured_machine, monkeypatch
+):
+    """Status 2, with what is needed, what is free, where, and what to do; a folder that is not there likewise."""
+    (in_folder / "states.toml").write_text(STATES)
+    monkeypatch.setenv("MOEBENCH_SCRATCH", "")
+    run = ("run", "--suite", "states.toml", "--out", "out", "--scratch")
+    assert "--scratch none: no such folder" in moebench.refused(*run, "none")
+    monkeypatch.setattr("moebench.disk_room.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    (in_folder / "files").mkdir()
+    told = moebench.refused(*run, "files")
+    assert "states/stored-step/zipf-1-t8-d8-f8-e4-k2-l2-a1-fp32/1x1-this-machine keeps files of " in told
+    assert f"in {in_folder / 'files'}, where 1,000 are free: choose another folder with --scratch" in told
+    assert sorted(path.name for path in in_folder.iterdir()) == ["files", "hardware", "states.toml"]
+    assert not list((in_folder / "files").iterdir())

@@ -13,7 +13,7 @@ from moebench.sim.replay import replay
 from moebench.sim.uncertainty import nominal
 from moebench.systems.moesys.experts import StoredExperts
 from moebench.systems.moesys.policies import make_policy
-from moebench.systems.moesys.prefetched_model import PrefetchedModel
+from moebench.systems.moesys.prefetched_model import AHEAD, PrefetchedModel
 from moebench.systems.moesys.sliced import SlicedLayers
 from moebench.systems.moesys.storage import HierarchicalStorage
 from moebench.systems.moesys.stored_layer import StoredMoELayer, layout_of
@@ -34,7 +34,7 @@ def dense(x_TD, w1, w2):
     return torch.relu(x_TD @ w1) @ w2
 
 
-def recorded(is_ahead, capacity=BLOCKS * 2, slots=3):
+def recorded(ahead, capacity=BLOCKS * 2, slots=3):
     """A step after another, of a rank among eight, each with two experts of each block."""
     group, layout = described_group(RANKS), layout_of(WORK)
     keys = [(place, expert) for place in range(BLOCKS) for expert in range(2)]
@@ -43,7 +43,7 @@ def recorded(is_ahead, capacity=BLOCKS * 2, slots=3):
     moe = [StoredMoELayer(WORK, group, DROPLESS, META, torch.float32, stored, place) for place in range(BLOCKS)]
     weights = [torch.empty(1024, 4096, device=META), torch.empty(4096, 1024, device=META)]
     sliced = SlicedLayers([dict(zip(("w1", "w2"), weights))] * BLOCKS, group)
-    model = PrefetchedModel(sliced, dense, moe, is_ahead)
+    model = PrefetchedModel(sliced, dense, moe, ahead)
     x_TD = torch.empty(WORK.tokens, WORK.d_model, device=META, requires_grad=True)
     answers = RoutingAnswers(WORK, RANKS, DROPLESS)
 
@@ -67,8 +67,8 @@ def replayed(program, **changes):
 
 @pytest.fixture(scope="module")
 def programs():
-    """With and without prefetch."""
-    return {is_ahead: recorded(is_ahead) for is_ahead in (False, True)}
+    """By what comes before it is needed."""
+    return {ahead: recorded(ahead) for ahead in AHEAD}
 
 
 def test_the_same_work_either_way(programs):
@@ -77,32 +77,41 @@ def test_the_same_work_either_way(programs):
         return sorted((op.kind, op.bytes, op.flops) for op in program.ops if op.kind in kinds)
 
     for kinds in (("product", "pointwise"), ("collective",), ("to-host",), ("host-update",)):
-        assert work(programs[True], kinds) == work(programs[False], kinds)
-    copies = {is_ahead: len(work(program, ("to-device",))) for is_ahead, program in programs.items()}
-    assert copies[True] <= copies[False]
+        assert len({str(work(program, kinds)) for program in programs.values()}) == 1
+    copies = {ahead: len(work(program, ("to-device",))) for ahead, program in programs.items()}
+    assert copies["2d"] <= copies["none"]
 
 
-def test_ahead_less_is_waited_for(programs):
-    """Both for slices over the fast link and for experts over the slow one."""
-    ahead, after = (replayed(programs[is_ahead]) for is_ahead in (True, False))
-    assert ahead.exposed_transfer_s[0] < after.exposed_transfer_s[0]
-    gathers = [("dense", phase) for phase in ("forward", "backward")]
-    assert sum(ahead.exposed_time_s.get(key, [0])[0] for key in gathers) < sum(
-        after.exposed_time_s.get(key, [0])[0] for key in gathers
-    )
-    assert ahead.step_time_s[0] < after.step_time_s[0]
+def waits(program):
+    """For transfers of experts, and for gathers of slices."""
+    found = replayed(program)
+    gathers = [found.exposed_time_s.get(("dense", phase), [0])[0] for phase in ("forward", "backward")]
+    return found.exposed_transfer_s[0], sum(gathers), found.step_time_s[0]
+
+
+def test_each_direction_hides_its_own_link(programs):
+    """Slices ahead hide gathers, experts ahead hide copies; both together take least time."""
+    found = {ahead: waits(program) for ahead, program in programs.items()}
+    assert found["horizontal"][1] < found["none"][1]
+    assert found["vertical"][0] < found["none"][0]
+    assert found["2d"][0] < found["horizontal"][0]
+    assert found["2d"][1] < found["vertical"][1]
+    times = {ahead: step_s for ahead, (_, _, step_s) in found.items()}
+    assert times["2d"] < min(times["horizontal"], times["vertical"])
+    assert times["none"] > max(times["horizontal"], times["vertical"])
 
 
 def test_both_links_work_at_once(programs):
     """More gathers of slices run while experts are copied than without prefetch."""
     overlaps = {}
-    for is_ahead, program in programs.items():
+    for ahead in ("none", "2d"):
+        program = programs[ahead]
         line = replayed(program).timelines[0]
         spans = partial(zip, line.start_s, line.end_s)
         gathers = [s for s, op in zip(spans(), program.ops) if op.stream == COMMUNICATION and "all_gather" in op.name]
         copies = [s for s, op in zip(spans(), program.ops) if op.kind == "to-device"]
-        overlaps[is_ahead] = sum(a < d and c < b for a, b in gathers for c, d in copies)
-    assert overlaps[True] > overlaps[False]
+        overlaps[ahead] = sum(a < d and c < b for a, b in gathers for c, d in copies)
+    assert overlaps["2d"] > overlaps["none"]
 
 
 def test_a_block_has_one_part_of_each():
@@ -112,6 +121,8 @@ def test_a_block_has_one_part_of_each():
     sliced = SlicedLayers([{"w": torch.zeros(2)}] * 2, described_group(1))
     with pytest.raises(ValueError, match="2 dense layers and 1 MoE layers"):
         PrefetchedModel(sliced, dense, [layer])
+    with pytest.raises(ValueError, match="prefetch 'both'; choose one of none, horizontal, vertical, 2d"):
+        PrefetchedModel(sliced, dense, [layer] * 2, "both")
     with pytest.raises(ValueError, match="at least one layer"):
         SlicedLayers([], described_group(1))
     with pytest.raises(ValueError, match="one dtype"):
