@@ -228,6 +228,7 @@ def _order(experts: int, layer: int) -> Tensor:
 
 def _impose(layer: StoredMoELayer, place: int) -> None:
     weight_ED = layer.gate.weight_ED
+    assert weight_ED is not None
     with torch.no_grad():
         weight_ED.zero_()
         weight_ED[torch.arange(len(weight_ED)), _order(len(weight_ED), place)] = 1

@@ -15,6 +15,7 @@ SIZES |= {"attention_mb": 1, "expert_mb": 1, "sent_percent": 1, "of_part": 0}
 SIZES |= {"vocabulary": 30, "sequences": 1, "prompt": 1, "generated": 1, "capacity_percent": 100}
 SIZES |= {"experts": 8, "layers": 1, "turn_steps": 0, "passes": 1, "cache_sizes": 1}
 SIZES |= {"heads": 1, "positions": 2, "recomputed": 0}
+SIZES |= {"d_ffn": 8, "accumulated": 1}
 
 
 @pytest.fixture(autouse=True)
