@@ -164,7 +164,7 @@ def resume(path: Path) -> Job:
 
 def execute(
     job: Job, watch: Watch, jobs: int | None = None, check: Check | None = None, timeout_s: float | None = None,
-    spending: Spending | None = None,
+    spending: Spending | None = None, meanwhile: Callable[[], None] | None = None,
 ) -> Outcome:  # fmt: skip
     """Run every case that has no rows yet.
 
@@ -173,6 +173,7 @@ def execute(
         check: the correctness gate, `check(cases) -> a Status each`; default moebench.correctness.check_cases.
         timeout_s: how long a step of real ranks may take; default as the engine thinks.
         spending: how long an engine may measure what is uncertain again; default not at all.
+        meanwhile: what the caller has to do anyway, while engines start what takes long to start.
 
     Raises:
         StorageError: rows can't be written; those of earlier cases are safe.
@@ -194,6 +195,8 @@ def execute(
                 outcome.count(rows)
 
             _get_ready(left, job, jobs or usable_cores())
+            if meanwhile is not None and left:
+                meanwhile()
             left = _correct_cases(left, job, watch, keep, check)
             for name in dict.fromkeys(case.engine for case in left):
                 own = [case for case in left if case.engine == name]

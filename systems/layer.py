@@ -256,8 +256,9 @@ def _token_ids(workload: LayerWorkload, group: Group, device: torch.device) -> T
 
 
 def _normal(rows: int, columns: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Random weights that keep the variance of what they multiply."""
-    return torch.empty(rows, columns, device=device, dtype=dtype).normal_(std=rows**-0.5)
+    """Random weights that keep the variance of what they multiply; of meta tensors, which take long to fill, none."""
+    weights = torch.empty(rows, columns, device=device, dtype=dtype)
+    return weights if weights.is_meta else weights.normal_(std=rows**-0.5)
 
 
 def grad_of(parameter: Tensor) -> Tensor:

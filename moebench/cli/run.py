@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -150,7 +150,8 @@ def command(
             from moebench.cluster.emulation import measured
 
             engine, filters["topology"] = measured(place, topology, engine, filters["topology"])
-        ready = _prepared(suite, engine, settings_of(settings, rates), quick, filters)
+        with nullcontext() if dry_run or any(filters.values()) else _ahead(suite, engine):
+            ready = _prepared(suite, engine, settings_of(settings, rates), quick, filters)
         _check_measured(settings, ready)
         _check_timeout(timeout_s, ready.cases)
         _check_spending(spending, ready.cases)
@@ -196,6 +197,21 @@ def _check_timeout(timeout_s: float | None, cases: Sequence["Case"]) -> None:
         raise InputError("--timeout nan: say how many seconds")
     if timeout_s is not None and all(case.engine != "cluster" for case in cases):
         raise InputError("--timeout is about real ranks (--emulate, torchrun, srun), and no case runs on any")
+
+
+def _ahead(suite: str, engine: str) -> AbstractContextManager[None]:
+    """Lets processes get ready while the block reads a suite that several will simulate: a paper's, as its file says.
+
+    Raises:
+        InputError: no such file, or no TOML.
+    """
+    from moebench.environment import usable_cores
+    from moebench.sim.workers import ahead
+    from moebench.workloads.places import SUITES, find
+    from moebench.workloads.toml_file import read_toml
+
+    is_simulated = engine in ("auto", "sim") and "reported" in read_toml(find(SUITES, suite)).data
+    return ahead() if is_simulated and usable_cores() > 1 else nullcontext()
 
 
 def _prepared(suite: str, engine: str, settings: dict[str, str], quick: bool, filters: dict[str, tuple]) -> "Plan":
@@ -261,11 +277,12 @@ def _resume(path: Path, timeout_s: float | None, spending: "Spending | None") ->
 def _execute(job: "Job", timeout_s: float | None, spending: "Spending | None") -> int:
     from moebench.cli.conclusion import conclude
     from moebench.cli.progress import ProgressBar
+    from moebench.report.side_by_side import import_drawing
     from moebench.run import execute
 
     click.echo(f"{len(job.cases)} cases into {job.folder.path}", err=True)
     with ProgressBar() as progress:
-        outcome = execute(job, progress, timeout_s=timeout_s, spending=spending)
+        outcome = execute(job, progress, timeout_s=timeout_s, spending=spending, meanwhile=import_drawing)
     _show_outcome(outcome)
     if outcome.interrupted:
         click.echo(

@@ -16,26 +16,35 @@ _OBJECTS = 200_000  # that are made before a copy looks for cycles
 _tasks: Sequence[Callable[[], object]] = ()  # of a copy
 
 
-def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
+def side_by_side(tasks: Sequence[Callable[[], T]], longest: Sequence[int] = ()) -> list[T]:
     """Results of `tasks` in their order, from a process a core where the system can copy this one.
 
     A copy has everything that the tasks read, rows and all; only results travel, by pickle. The tasks may compute no
     tensors: torch's threads don't survive the copying.
+
+    Args:
+        longest: places of those that take longest. They begin first, so that no core waits for another's at the end.
     """
     cores = min(len(usable_cores()), len(tasks))
     if cores < 2 or sys.platform != "linux":
         return [task() for task in tasks]
-    import seaborn  # noqa: F401  # with what it imports a second of work: once, before there are copies
-
-    import moebench.report.figures  # noqa: F401
-
+    import_drawing()  # once, before there are copies
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of copying a process with threads, which wait here
             with ProcessPoolExecutor(cores, get_context("fork"), _begin, (tasks,)) as pool:
-                return list(pool.map(_result, range(len(tasks))))  # type: ignore[arg-type]
+                order = [*longest, *(place for place in range(len(tasks)) if place not in longest)]
+                begun = {place: pool.submit(_result, place) for place in order}
+                return [begun[place].result() for place in range(len(tasks))]  # type: ignore[misc]
     except BrokenProcessPool:  # a copy was killed, as where memory ran out
         return [task() for task in tasks]
+
+
+def import_drawing() -> None:
+    """Import what figures are drawn with, a second of work."""
+    import seaborn  # noqa: F401
+
+    import moebench.report.figures  # noqa: F401
 
 
 def _begin(tasks: Sequence[Callable[[], object]]) -> None:

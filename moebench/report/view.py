@@ -84,6 +84,9 @@ ENGINES = {
 }
 
 
+LONGEST = ("gate", "exchange")  # kinds whose sections have the most drawings
+
+
 ONCE = (
     "Figures are drawn once here, as wide as on a desk, for this report is of a quick run: `moebench report` with the "
     "run's folder writes it with drawings for phones too."
@@ -104,16 +107,11 @@ def _page(folder: RunFolder, scores: list[Score], others: str, for_phones: bool)
     obtained = _obtained(folder, scores)
     defaults = {name: found.conditions[0] for name, found in obtained.items()}
     present = set(frame["experiment"])
-    *experiments, drawn_map = side_by_side(
-        [
-            *(
-                partial(kinds.of(e.kind, "view"), folder, e, frame, scores)
-                for e in suite.experiments
-                if e.name in present
-            ),
-            partial(the_map, scores, obtained, _Draws(folder), _parameters(folder)),
-        ]
-    )
+    shown = [e for e in suite.experiments if e.name in present]
+    sections = [partial(kinds.of(e.kind, "view"), folder, e, frame, scores) for e in shown]
+    a_map = partial(the_map, scores, obtained, _Draws(folder), _parameters(folder))
+    longest = [place for kind in LONGEST for place, e in enumerate(shown) if e.kind == kind]
+    *experiments, drawn_map = side_by_side([*sections, a_map], longest)
     for experiment in experiments:
         experiment["cases"] = with_lines(experiment["cases"], lines)
     cards = [

@@ -100,8 +100,7 @@ def objects(
         InputError: a line is no row, or another version of moebench wrote it.
     """
     ended: set[str] = set()
-    only = [b'"last"', *(metric.encode() for metric in metrics)] if metrics else []
-    for number, item, is_last in _items(file, only):
+    for number, item, is_last in _items(file, _ending_or_of(metrics) if metrics else _ANYTHING):
         names = {item["case_hash"], item["case"]}
         if names & ended:
             continue
@@ -119,7 +118,7 @@ def places(file: Path) -> dict[str, tuple[int, int]]:
     """
     found: dict[str, tuple[int, int]] = {}
     before = 0
-    for number, item, is_last in _items(file, [b'"last"']):
+    for number, item, is_last in _items(file, _ENDING):
         if is_last:
             found.setdefault(item["case"], (before + 1, number))
             before = number
@@ -129,7 +128,7 @@ def places(file: Path) -> dict[str, tuple[int, int]]:
 def repeated(file: Path) -> tuple[int, str] | None:
     """Line number and name of the first case that stands in a file for the second time, or None."""
     ended: set[str] = set()
-    for number, item, is_last in _items(file, [b'"last"']):
+    for number, item, is_last in _items(file, _ENDING):
         names = {item["case_hash"], item["case"]}
         if is_last and names & ended:
             return number, item["case"]
@@ -138,15 +137,23 @@ def repeated(file: Path) -> tuple[int, str] | None:
     return None
 
 
-def _items(file: Path, only: Sequence[bytes] = ()) -> Iterator[tuple[int, dict[str, Any], bool]]:
-    """Line number and object of each row, and whether it is its case's last; of lines that hold one of `only`."""
+_ENDING, _ANYTHING = re.compile(b'"last"'), re.compile(b"")
+
+
+def _ending_or_of(metrics: Sequence[str]) -> re.Pattern[bytes]:
+    """Finds lines of some metrics and those that may end a case. By the key first: a name takes a try at each byte."""
+    names = b"|".join(re.escape(metric.encode()) for metric in metrics)
+    return re.compile(rb'"metric"\s*:\s*"(?:' + names + rb')"|"last"')
+
+
+def _items(file: Path, wanted: re.Pattern[bytes]) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    """Line number and object of each row, and whether it is its case's last; of lines in which `wanted` is found."""
     data = read(file)
-    holds_one = re.compile(b"|".join(map(re.escape, only))).search  # of anything, where there is nothing to look for
     for number, line in enumerate(BytesIO(data[: whole_bytes(data, file)]), 1):  # one at a time: a file may be large
         if not line.strip():
             continue
         where = f"{file}, line {number}"
-        if not holds_one(line):
+        if not wanted.search(line):
             if not (line.startswith(b"{") and line.rstrip().endswith(b"}")):
                 raise InputError(f"{where}: not a JSON object")
             continue

@@ -1,6 +1,7 @@
 """Processes that an engine works in: they have imported torch, compute on one thread, and end with the run."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +28,19 @@ def get_ready() -> None:
     """Start the process that workers are copied from: its imports take seconds, in which there is other work."""
     get_context("forkserver").set_forkserver_preload(_PRELOADED)
     forkserver.ensure_running()
+
+
+@contextmanager
+def ahead() -> Iterator[None]:
+    """`get_ready` before the block, which reads what is to be simulated; where it raises, nothing is left running."""
+    get_ready()
+    try:
+        yield
+    except BaseException:
+        server = forkserver._forkserver
+        os.kill(server._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        server._stop()  # type: ignore[attr-defined]
+        raise
 
 
 def worker_pool(jobs: int) -> ProcessPoolExecutor:

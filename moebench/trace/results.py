@@ -16,7 +16,9 @@ _MOST = 100_000  # calls that are remembered
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 Look = tuple[Any, ...]  # size, stride, dtype
-_known: dict[Any, tuple[type | None, tuple[Look, ...]] | None] = {}
+Made = tuple[type | None, tuple[Look, ...]]  # container of the results, and their looks
+_known: dict[Any, Made | None] = {}
+_dtypes: dict[Any, torch.dtype] = {}  # of results of one size with all arguments, by all but that size
 
 
 def gives_anew(overload: OpOverload) -> bool:
@@ -33,14 +35,52 @@ def result_of(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
     except _Unlike:
         return overload(*args, **kwargs)
     found = _known.get(key, _known)
-    if found is _known:
-        out = overload(*args, **kwargs)
-        if len(_known) < _MOST:
-            _known[key] = _remembered(out, args, kwargs)
-        return out
     if found is None:
         return overload(*args, **kwargs)
-    container, looks = found  # type: ignore[misc]
+    if found is not _known:
+        return _made(found)  # type: ignore[arg-type]
+    alike = _alike(overload, args, kwargs)
+    if alike is not None and alike[0] in _dtypes:
+        like, dtype = alike[1], _dtypes[alike[0]]
+        _keep(key, made := (None, ((*_extent(like), dtype),)))
+        return _made(made)
+    out = overload(*args, **kwargs)
+    _keep(key, _remembered(out, args, kwargs))
+    if alike is not None and isinstance(out, Tensor) and _extent(out) == _extent(alike[1]):
+        _dtypes[alike[0]] = out.dtype
+    return out
+
+
+def _keep(key: Any, made: Made | None) -> None:
+    if len(_known) < _MOST:
+        _known[key] = made
+
+
+def _alike(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor] | None:
+    """Of an element-wise call on tensors of one size without gaps: all of it but that size, and one of the tensors.
+
+    The result is of that size without gaps too, and its dtype is that of other sizes. None for any other call; a
+    dimension of 1 may be broadcast, and has any stride.
+    """
+    values = (*args, *kwargs.values())
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if torch.Tag.pointwise not in overload.tags or not tensors or min(tensors[0].shape, default=0) < 2:
+        return None
+    if any(one.shape != tensors[0].shape or not one.is_contiguous() for one in tensors):
+        return None
+    if any(type(value) not in _PLAIN for value in values if not isinstance(value, Tensor)):
+        return None
+    what = [value.dtype if isinstance(value, Tensor) else (type(value), value) for value in values]
+    return (overload, *what, *kwargs), tensors[0]
+
+
+def _extent(tensor: Tensor) -> Look:
+    return tensor.shape, tensor.stride()
+
+
+def _made(known: Made) -> Any:
+    """New results of such looks."""
+    container, looks = known
     results = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in looks]
     return results[0] if container is None else container(results)
 

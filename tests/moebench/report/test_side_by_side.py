@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -23,6 +24,20 @@ def test_results_keep_their_order():
     found = side_by_side([lambda n=n: (rows[n] * 10, os.getpid()) for n in rows])
     assert [value for value, _ in found] == [0, 10, 20, 30, 40]
     assert HERE not in {process for _, process in found}
+
+
+def test_what_takes_longest_begins_first(tmp_path):
+    """Wherever it stands; results keep their order."""
+    begun = tmp_path / "begun"
+
+    def task(name):
+        with begun.open("a") as file:
+            file.write(name)
+        time.sleep(0.05)
+        return name
+
+    assert side_by_side([lambda n=n: task(n) for n in "abcd"], longest=[3, 1]) == list("abcd")
+    assert set(begun.read_text()[:2]) == {"d", "b"}
 
 
 def test_one_task_or_none_stays_here():

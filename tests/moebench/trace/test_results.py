@@ -12,6 +12,7 @@ ATEN = torch.ops.aten
 def fresh(monkeypatch):
     """Nothing is remembered from other tests."""
     monkeypatch.setattr(results, "_known", {})
+    monkeypatch.setattr(results, "_dtypes", {})
 
 
 def meta(*shape, dtype=torch.float32):
@@ -43,6 +44,40 @@ def test_a_second_call_gives_what_the_first_one_gave(overload, args):
     assert len(results._known) == 1
     assert looks(first) == looks(second) == looks(overload(*args))
     assert type(first) is type(second)
+
+
+POINTWISE = {
+    "relu": (ATEN.relu.default, lambda x: (x,), {}),
+    "gradient": (ATEN.threshold_backward.default, lambda x: (x, x, 0), {}),
+    "comparison": (ATEN.lt.Scalar, lambda x: (x, 0.5), {}),
+    "quotient": (ATEN.div.Tensor_mode, lambda x: (x, 2), {"rounding_mode": "floor"}),
+    "promotion": (ATEN.mul.Tensor, lambda x: (x, x.to(torch.float64)), {}),
+}
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+@pytest.mark.parametrize("shape", [(5, 3), (2, 2, 2), (7,), (5, 1), (1, 3), (), (0, 3)])
+def test_element_wise_results_of_other_sizes_look_as_torchs_own(name, shape):
+    """What was learnt from one size says the same as torch of others, also of those with dimensions of 0 and 1."""
+    overload, arguments, kwargs = POINTWISE[name]
+    results.result_of(overload, arguments(meta(4, 6)), kwargs)
+    args = arguments(meta(*shape))
+    assert looks(results.result_of(overload, args, kwargs)) == looks(overload(*args, **kwargs))
+    assert len(results._dtypes) == 1
+
+
+@pytest.mark.parametrize("args", [(meta(5, 1), meta(5, 3)), (meta(3, 5).t(), meta(3, 5).t()), (meta(5, 3), meta(3))])
+def test_what_is_broadcast_or_has_gaps_is_torchs_affair(args):
+    """Arguments of several sizes, or in another order of memory, are no case of the known one."""
+    results.result_of(ATEN.add.Tensor, (meta(4, 6), meta(4, 6)), {})
+    assert looks(results.result_of(ATEN.add.Tensor, args, {})) == looks(ATEN.add.Tensor(*args))
+
+
+def test_an_element_wise_result_of_a_known_kind_needs_no_torch(monkeypatch):
+    """A second size is made, not derived."""
+    results.result_of(ATEN.relu.default, (meta(4, 6),), {})
+    monkeypatch.setattr(results, "_remembered", None)  # asked for by every result that torch derives
+    assert looks(results.result_of(ATEN.relu.default, (meta(9, 6),), {})) == looks(meta(9, 6))
 
 
 def test_numbers_of_other_types_are_other_calls():
