@@ -6,6 +6,7 @@ knee, the least memory from which more of it gains less than 5 %.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ GAIN, MEMORY, ALIKE = "throughput_gain", "gpu_memory_reduction", "almost equal t
 SHORTER, LONGER = "shorter time", "longer time"
 NEAR = 0.05  # within which times are almost equal, and more memory gains nothing
 
-Key = tuple[object, str]  # point, system
+Table = Mapping[Any, Row]  # by point and system
 
 
 def is_about(claim: Claim) -> bool:
@@ -55,8 +56,8 @@ def condition(
     reading: Reading,
     points: Sequence[object],
     topologies: tuple[str, ...],
-    times: Mapping[Key, Row],
-    memories: Mapping[Key, Row],
+    times: Table,
+    memories: Table,
     names: Sequence[str],
 ) -> tuple[Condition, str]:
     """A claim's value over the mean of its points, and the variant that it is judged by, where there are several.
@@ -96,7 +97,7 @@ def condition(
     return Condition(reading, values, missing, topologies, words, cases=cases), ", ".join(dict.fromkeys(judged))
 
 
-def _row(rows: Mapping[Key, Row], point: object, system: str) -> Row:
+def _row(rows: Table, point: object, system: str) -> Row:
     row = rows.get((point, system))
     if row is None:
         raise CantAnswer(f"needs {system} at {getattr(point, 'shape', point)}, not part of this run")
@@ -105,7 +106,7 @@ def _row(rows: Mapping[Key, Row], point: object, system: str) -> Row:
     return row
 
 
-def _bytes(memories: Mapping[Key, Row], point: object, system: str) -> float:
+def _bytes(memories: Table, point: object, system: str) -> float:
     row = memories.get((point, system))
     if row is None or row.value is None:
         raise CantAnswer(f"the run says no memory of {system} at {getattr(point, 'shape', point)}")

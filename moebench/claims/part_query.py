@@ -72,8 +72,8 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
         try:
             if is_about(claim):
                 points, places = [point for point, _ in planned], tuple(dict.fromkeys(p.topology for p, _ in planned))
-                one, by = condition(claim, reading, points, places, rows, memories, experiment.systems)
-                found.append(one)
+                judgement, by = condition(claim, reading, points, places, rows, memories, experiment.systems)
+                found.append(judgement)
                 judged[reading.name] = by
             else:
                 found.append(_condition(claim, reading, planned, rows))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from moebench.systems.moesys.copies import Copies, DiskCopies, StreamCopies, pinned_layers
-from moebench.systems.moesys.expert_file import ExpertFile
+from moebench.systems.moesys.expert_file import ExpertFile, ExpertLayout
 from moebench.systems.moesys.ring import Ring, Synchronous, check_slots, slots_within
 from moebench.systems.moesys.run_experts import ChosenExperts, Experts, WholeLayers
 from moebench.workloads.errors import InputError, one_of
@@ -48,7 +48,7 @@ def open_experts(
     """
     if way not in WAYS:
         raise one_of("way of offloading", way, WAYS)
-    layout, count = file.layout, _slots(file, way, slots, memory_limit, keep)
+    layout, count = file.layout, slots_of(file.layout, way, slots, memory_limit, keep)
     slot_bytes = layout.stride_bytes if way == "chosen" else layout.layer_bytes
     place = torch.device(device)
     copies: Copies
@@ -67,8 +67,12 @@ def open_experts(
         experts.close()
 
 
-def _slots(file: ExpertFile, way: str, slots: int | None, limit: float | None, keep: int) -> int:
-    layout = file.layout
+def slots_of(layout: ExpertLayout, way: str, slots: int | None, limit: float | None, keep: int = 0) -> int:
+    """How many slots a way has, of a layer each, of `chosen` of an expert each.
+
+    Raises:
+        InputError: as `open_experts`.
+    """
     if keep and way != "ring":
         raise InputError(f"keep = {keep}: only a ring keeps layers")
     if way in ("none", "synchronous") and slots is None:
@@ -78,9 +82,9 @@ def _slots(file: ExpertFile, way: str, slots: int | None, limit: float | None, k
             raise InputError(f"{way}: a memory limit of {limit:,.0f} bytes is below what it takes, {needed:,} bytes")
         return wanted
     if (slots is None) == (limit is None):
-        raise InputError(f"{way}: give slots or a memory limit")
+        raise InputError(f"{way}: give either slots or a memory limit")
     if way == "chosen":
-        return _expert_slots(file, slots, limit)
+        return _expert_slots(layout, slots, limit)
     count = slots_within(layout, limit or 0.0) if slots is None else slots
     check_slots(count, layout.layers, keep)
     if (way == "none" and count != layout.layers) or (way == "synchronous" and count != 1):
@@ -88,8 +92,7 @@ def _slots(file: ExpertFile, way: str, slots: int | None, limit: float | None, k
     return count
 
 
-def _expert_slots(file: ExpertFile, slots: int | None, limit: float | None) -> int:
-    layout = file.layout
+def _expert_slots(layout: ExpertLayout, slots: int | None, limit: float | None) -> int:
     most = layout.layers * layout.experts
     count = int((limit or 0.0) // layout.stride_bytes) if slots is None else slots
     if slots is None and count < 1:

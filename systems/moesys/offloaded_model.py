@@ -29,15 +29,13 @@ from moebench.workloads.models.gpt2_moe import GPT2MoE
 from moebench.workloads.models.moe import MoE, Routes
 from moebench.workloads.models.shape import GPT2MoEShape
 
-WAYS = ("no-offload", "synchronous", "moesys", "chosen")
-
 
 @dataclass(frozen=True)
 class Offload:
     """Where experts lie.
 
     Attributes:
-        way: one of `WAYS`.
+        way: `synchronous`, `moesys` (a ring) or `chosen`.
         slots: layers that fit where the model computes; of `chosen`, experts.
         keep: layers of a ring that stay.
     """

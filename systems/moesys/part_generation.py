@@ -18,8 +18,8 @@ from moebench.systems.in_model import LayerInModel, load
 from moebench.systems.moesys.copies import Copies
 from moebench.systems.moesys.generation_check import logits_by_definition
 from moebench.systems.moesys.hiding import LayerTimes, layer_s, pass_ends_s, synchronous_s
+from moebench.systems.moesys.offload import slots_of
 from moebench.systems.moesys.offloaded_model import Offload, layout_of, offloaded
-from moebench.systems.moesys.ring import check_slots, slots_within
 from moebench.systems.part_interface import PartCall, Setting, far, number, parsed
 from moebench.systems.registry import get as get_layer
 from moebench.workloads.dtypes import torch_dtype
@@ -53,9 +53,9 @@ def generation(setting: Setting) -> PartCall:
 
     def run() -> tuple[Tensor, Tensor]:
         found = generator.run(ids_BS, tokens)
-        for slot in range(0 if copies is None else len(copies.slots)):
-            assert copies is not None
-            copies.wait_on_host(slot)
+        if copies is not None:
+            for slot in range(len(copies.slots)):
+                copies.wait_on_host(slot)
         return found
 
     def wrong(found: tuple[Tensor, Tensor]) -> str | None:
@@ -117,29 +117,16 @@ def offload_of(workload: PartWorkload, system: str, ranks: int) -> Offload | Non
     if workload.part == "generation" or stem == "no-offload":
         return None
     layout = layout_of(shape_of(workload, ranks), ranks, torch_dtype(workload.dtype))
-    if stem == "synchronous":
-        return Offload(stem, 1)
-    if {"slots", "limit_mib"} <= set(options):
-        raise InputError(f"system {system!r}: slots or limit_mib, not both")
-    slots, limit, keep = (number(options, name) for name in ("slots", "limit_mib", "keep"))
+    slots = number(options, "slots") if "slots" in options else None
+    keep = number(options, "keep")
+    limit = number(options, "limit_mib") * MIB if "limit_mib" in options else None
+    if slots is None and limit is None:
+        slots = {"synchronous": 1, "chosen": layout.experts}.get(stem, min(DEFAULT_SLOTS, layout.layers))
     try:
-        if stem == "chosen":
-            most = layout.layers * layout.experts
-            slots = min(most, limit * MIB // layout.stride_bytes) if "limit_mib" in options else slots
-            if "limit_mib" in options and not slots:
-                raise InputError(f"a memory limit of {limit} MiB is below one expert, {layout.stride_bytes:,} bytes")
-            slots = slots if {"slots", "limit_mib"} & set(options) else layout.experts
-            if not 1 <= slots <= most:
-                raise InputError(f"slots = {slots}: must be between 1 and the experts of a rank in all layers, {most}")
-            return Offload(stem, slots)
-        if "limit_mib" in options:
-            slots = slots_within(layout, limit * MIB)
-        elif "slots" not in options:
-            slots = min(DEFAULT_SLOTS, layout.layers)
-        check_slots(slots, layout.layers, keep)
+        count = slots_of(layout, "ring" if stem == "moesys" else stem, slots, limit, keep)
     except InputError as error:
         raise InputError(f"system {system!r} of model {workload.model}: {error}") from None
-    return Offload(stem, slots, keep)
+    return Offload(stem, count, keep)
 
 
 def small_system(system: str) -> str:

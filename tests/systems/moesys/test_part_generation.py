@@ -82,10 +82,10 @@ def test_memory_is_that_of_the_slots():
     [
         ("moesys+slots=4", "slots = 4: must be between 1 and the layers, 3"),
         ("moesys+limit_mib=0", "a memory limit of 0 bytes is below one layer of experts, 16,384 bytes"),
-        ("moesys+slots=2+limit_mib=1", "slots or limit_mib, not both"),
+        ("moesys+slots=2+limit_mib=1", "ring: give either slots or a memory limit"),
         ("moesys+slots=2+keep=2", "keep = 2: must be between 0 and 1"),
-        ("chosen+slots=7", "slots = 7: must be between 1 and the experts of a rank in all layers, 6"),
-        ("chosen+limit_mib=0", "a memory limit of 0 MiB is below one expert, 8,192 bytes"),
+        ("chosen+slots=7", "slots = 7: must be between 1 and the experts of all layers, 6"),
+        ("chosen+limit_mib=0", "a memory limit of 0 bytes is below one expert, 8,192 bytes"),
     ],
 )
 def test_options_that_can_not_be_are_refused(system, words):
