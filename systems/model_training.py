@@ -65,10 +65,8 @@ class TrainingOfModel:
         """Run it on ids [B, S] and labels [B, S]; the loss of this rank."""
         loss = self._passes(data)
         if self._clip_norm:
-            shared, own = (
-                [gradient for part in self._parts for gradient in getattr(part, which)()]
-                for which in ("shared_gradients", "own_gradients")
-            )
+            shared = [gradient for part in self._parts for gradient in part.shared_gradients()]
+            own = [gradient for part in self._parts for gradient in part.own_gradients()]
             clip_gradients(shared, own, self._group, self._clip_norm)
         for part in self._parts:
             part.step()

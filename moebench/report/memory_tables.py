@@ -22,7 +22,7 @@ NOTE = (
     "what lives from step to step: parameters, masters, moments and data. Unexplained is what was reported less that."
 )
 
-Held = dict[tuple[Point, str, str], tuple[float, str]]  # point, system, metric -> GB, and the case
+Held = dict[tuple[Point | None, str, str], tuple[float, str]]  # point, system, metric -> GB, and the case
 Reported = dict[tuple[str, str], float]  # topology, system -> GB
 
 
@@ -83,8 +83,9 @@ def _beside(
             printed = reported.get((topology, system))
             lasting, cells = float("nan"), []
             for name in names:
-                peak, case = held.get((points[name][topology], system, PEAK), (float("nan"), ""))
-                lasting, _ = held.get((points[name][topology], system, LASTING), (lasting, ""))
+                point = points[name].get(topology)
+                peak, case = held.get((point, system, PEAK), (float("nan"), ""))
+                lasting, _ = held.get((point, system, LASTING), (lasting, ""))
                 cells += [Linked(number(peak), case), number(None if printed is None else printed - peak)]
             if any(cell != "–" for cell in cells):
                 rows.append([_where(experiment, topology), system, number(printed), number(lasting), *cells])
@@ -106,7 +107,7 @@ def _between(
         own = [name for name in experiment.systems if name.startswith(f"{more}+")]
         variants |= dict.fromkeys(own)
         for reading, of_reading in points.items():
-            point = of_reading[topology]
+            point = of_reading.get(topology)
             peak, lasting = (_less(held, point, more, less, metric) for metric in (PEAK, LASTING))
             printed = reported[topology, more] - reported[topology, less]
             row = [_where(experiment, topology), reading, f"{more} over {less}"]
@@ -124,7 +125,7 @@ def _where(experiment: ModelExperiment, topology: str) -> str:
     return f"{ranks_of(size)} GPUs" + (f" {node_type}" if len(experiment.node_types) > 1 else "")
 
 
-def _less(held: Held, point: Point, more: str, less: str, metric: str) -> float:
+def _less(held: Held, point: Point | None, more: str, less: str, metric: str) -> float:
     """How much less one system holds than another."""
     nothing = (float("nan"), "")
     return held.get((point, more, metric), nothing)[0] - held.get((point, less, metric), nothing)[0]

@@ -118,11 +118,12 @@ class ReleasedMoE(MoE):
 
     def run_rows(self, x_MD: Tensor, rows_L: Sequence[int]) -> Tensor:
         """The local experts one after another, each on its rows; then joined."""
+        weights = zip(*(_each(weight) for weight in (self.w1_LDF, self.b1_LF, self.w2_LFD, self.b2_LD)))
         outputs = []
-        for place, x_XD in enumerate(x_MD.split(list(rows_L))):
-            h_XF = torch.addmm(self.b1_LF[place], x_XD, self.w1_LDF[place])
+        for x_XD, (w1_DF, b1_F, w2_FD, b2_D) in zip(x_MD.split(list(rows_L)), weights):
+            h_XF = torch.addmm(b1_F, x_XD, w1_DF)
             h_XF = torch.relu(h_XF) if self.shape.activation == "relu" else F.gelu(h_XF)
-            outputs.append(torch.addmm(self.b2_LD[place], h_XF, self.w2_LFD[place]))
+            outputs.append(torch.addmm(b2_D, h_XF, w2_FD))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -227,6 +228,11 @@ class _WithLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient_TD: Tensor) -> Any:
         (aux,) = ctx.saved_tensors
         return gradient_TD, torch.full_like(aux, ctx.share), None
+
+
+def _each(weight: Tensor) -> Sequence[Tensor]:
+    """Of every local expert; of a single one a view, whose gradient needs no copy."""
+    return [weight.squeeze(0)] if len(weight) == 1 else weight.unbind(0)
 
 
 def _rows(values: Sequence[int], width: int) -> list[list[int]]:

@@ -55,7 +55,7 @@ class SlicedModel(nn.Module):
         ]
         self._names = [list(tensors) for tensors in found]
         self.names = [[name.removeprefix("plain.") for name in self._names[ENDS]]]
-        self.names += [[f"blocks.{place}.{name}" for name in own] for place, own in enumerate(self._names[1:])]
+        self.names += [[f"blocks.{place}.{name}" for name in names] for place, names in enumerate(self._names[1:])]
         self.layers = SlicedLayers(found, plain.group, None, is_fused, make_optimizer)
         for tensor in [tensor for tensors in found for tensor in tensors.values()]:
             tensor.data = tensor.new_empty(0)

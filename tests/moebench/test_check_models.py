@@ -37,7 +37,7 @@ def test_systems_train_with_adam_on_real_ranks():
 @pytest.mark.parametrize("world", [1, 2])
 def test_strategies_are_right_on_fewer_ranks(world):
     """Alone, and on two that are a node each."""
-    ways = ("moesys", "moesys+as=paper", "moesys+as=paper+fusion=false+recompute=false", "moesys+embedding=columns")
+    ways = ("moesys", "moesys+as=paper", "moesys+gate=released+stage=3")
     trials = [(way, GateSpec("topk", 2), "adamw", True, True) for way in ways]
     if world == 1:
         assert check_models.run_rank(ALONE, trials) == [None] * len(trials)
