@@ -1,7 +1,7 @@
 """Claims about two ways to do a part: tokens a second, memory, and whether one takes about as long as the other.
 
 A way with a number that the paper does not say, `ring+slots=2`, is a curve: memory against time. It is judged at its
-knee, the least memory from which more of it gains less than 5 %.
+knee, the least memory from which more of it, short of the baseline's, gains less than 5 %.
 """
 
 from collections.abc import Mapping, Sequence

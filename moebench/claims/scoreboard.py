@@ -187,7 +187,7 @@ def _interval(conditions: Iterable[Condition]) -> tuple[float | None, float | No
     """5 to 95 % of the draws that have a value, assumptions with equal weight; nothing for a single draw, or words.
 
     Of one assumption these are numpy's percentiles: a value stands in the middle of its weight, the first one at 0 %
-    and the last one at 100 %.
+    and the last one at 100 %. What no draw changes (bytes) has one value an assumption: least and greatest of them.
     """
     conditions = [c for c in conditions if c.words is None]
     if not conditions:
@@ -198,6 +198,8 @@ def _interval(conditions: Iterable[Condition]) -> tuple[float | None, float | No
     known = ~np.isnan(numbers)
     if known.sum() < 2:
         return None, None
+    if all(len(part) == 1 for part in values):
+        return float(numbers[known].min()), float(numbers[known].max())
     order = np.argsort(numbers[known])
     heavy = weights[known][order]
     middle = np.cumsum(heavy) - heavy / 2

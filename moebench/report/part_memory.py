@@ -40,7 +40,7 @@ def by_reading(experiment: PartExperiment, calls: pd.DataFrame) -> list[str]:
 
 
 def knees(experiment: PartExperiment, rows: pd.DataFrame) -> dict[tuple[str, str], pd.Series]:
-    """By panel and system, the row of the least memory of which more gains less than 5 %; of those with variants."""
+    """By panel and system, the row of the least memory of which more, short of all, gains less than 5 %."""
     found = {}
     for panel, own in rows.groupby("panel", sort=False):
         whole = own.loc[own["system"] == experiment.figure["baseline"], "peak_memory"].max()
@@ -65,7 +65,7 @@ def answer(experiment: PartExperiment, rows: pd.DataFrame) -> str:
         f"{panel}: {1 - row['of_memory']:.0%} less memory, {times(float(row['over']))} the time ({row['system']})"
         for (panel, stem), row in found.items() if stem == first
     ]  # fmt: skip
-    text = f"At the knee, from which more memory gains less than {NEAR:.0%}, {'; '.join(told)}."
+    text = f"At the knee, from which more memory, short of all, gains less than {NEAR:.0%}, {'; '.join(told)}."
     ratio = (rows["formula_time"] / rows["value"]).dropna()
     if len(ratio):
         ends = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (ratio.min(), ratio.max())))

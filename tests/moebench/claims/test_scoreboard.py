@@ -43,7 +43,7 @@ def test_what_is_not_built_says_what_it_needs():
     assert set(suite.needs) <= named
     why = {score.claim.id: score.why for score in scores}
     assert {score.verdict for score in scores} == {v.NOT_RUN}
-    assert why["moesys-ufo-run"] == suite.needs["ufo"]
+    assert why["moesys-embedding-mem"] == suite.needs["moesys-embedding-mem"]
     assert why["moesys-a2a-e2e"] == suite.needs["moesys-a2a-e2e"]
     assert "not built yet" not in why["moesys-a2a-comm"]
 
@@ -160,6 +160,9 @@ def test_the_interval_of_one_assumption_is_that_of_its_draws():
     assert board._interval([one]) == pytest.approx(np.percentile([1, 4, 16, 25], (5, 95)))
     assert board._interval([one, one]) == pytest.approx(np.percentile([1, 4, 16, 25] * 2, (5, 95)))
     words: Any = SimpleNamespace(words="slower")
+    bytes_: Any = SimpleNamespace(words=None, values=np.array([9.0]), sampled=np.array([True]))
+    more: Any = SimpleNamespace(words=None, values=np.array([12.0]), sampled=np.array([True]))
+    assert board._interval([bytes_, more]) == (9.0, 12.0)  # or the first one would lie outside of its own interval
     assert board._interval([]) == board._interval([words]) == (None, None)
 
 
