@@ -49,6 +49,9 @@ class ElasticStep:
         self._shared = GradientSync(model.shared, group)
         heads = [] if data is None else list(model.heads.values())  # which every rank has, where rows travel
         self._heads = GradientSync(heads, group)
+        # Not during the backward: a rank that reads nothing of a task has no gradient of its head, and would start
+        # this sum later than others, beside rows on their way.
+        self._heads.remove()
         replicas = [[group.ranks[place] for place in seating.replicas(task)] for task in range(len(seating.tasks))]
         self._branches = {
             task: GradientSync(model.of_task(task, with_head=data is None), ranks)

@@ -105,8 +105,8 @@ def seat(tasks: Sequence[Task], ranks: int, by: str = "proportional") -> Seating
 def rows_sent(data: Seating, seating: Seating) -> list[list[Share]]:
     """Which samples each rank of `data` has that rank r of `seating` works on, in the order of ranks: R x R shares.
 
-    What a rank has of a task goes to the task's ranks in equal parts, to one sample. A share of none stands where
-    nothing is sent.
+    What a rank has of a task goes to the task's ranks in equal parts, to one sample; samples that are left over go to
+    the same ones from every rank, so that ranks send alike. A share of none stands where nothing is sent.
 
     Raises:
         InputError: a rank of `seating` has several tasks.
