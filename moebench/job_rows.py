@@ -24,8 +24,8 @@ def simulated(case: Case, topology: Topology, values: Mapping[str, np.ndarray]) 
     Metrics over the draws: `iteration_time`, the step; `throughput`, tokens a second; `mfu`, as the paper counts it; of
     the stage that computes longest `attention_and_gemm`, `exposed_comm` (waits for collectives in flight) and `other`,
     which together are the step, and `bubble_time` (waits for other stages), a part of `other`; `bubble`, the share of
-    all stages' time, and `bubble_uneven`, what of that is that another stage computes longer. Nominally,
-    `iteration_time_slower_products`: the step if products took `SLOWER` times as long.
+    all stages' time, and `bubble_uneven`, what of that is that another stage computes longer. Nominally, of the default
+    reading, `iteration_time_slower_products`: the step if products took `SLOWER` times as long.
     Bytes of the fullest rank: `memory_activations`, `memory_model_states`, `memory_other`, `memory_total`.
 
     Raises:
@@ -40,6 +40,7 @@ def simulated(case: Case, topology: Topology, values: Mapping[str, np.ndarray]) 
     rows = [_step_row(case, topology.hardware.name, found, fits, needs, float(free[0]))]
     if fits[0]:
         rows += _times(case, topology, found, fits)
+    if fits[0] and case.is_default:
         nominal = {name: np.asarray(value)[:1] for name, value in values.items()}
         slower = composed(found.trace, layout, topology, nominal, slower_products=SLOWER)
         rows.append(_slower_row(case, topology.hardware.name, slower))
