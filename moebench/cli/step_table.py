@@ -73,7 +73,7 @@ def _print_table(columns: list[str], lines: list[list[str]]) -> None:
     """A table of times; of names too long for the width, what all share stands above it, or letters stand for them."""
     first = 1 + ("engine" in columns)
     systems = columns[first:]
-    for above, names in (("", systems), shared_options(systems), _letters(systems)):
+    for above, names in (("", systems), _shared(systems), _letters(systems)):
         columns = [*columns[:first], *names]
         kept = fitting(columns, lines, ("engine",), output_width())
         told = [above] if above else []
@@ -83,7 +83,7 @@ def _print_table(columns: list[str], lines: list[list[str]]) -> None:
     click.echo("\n".join(told))
 
 
-def shared_options(systems: Sequence[str]) -> tuple[str, list[str]]:
+def _shared(systems: Sequence[str]) -> tuple[str, list[str]]:
     """What all names of systems share, in words, and what each says besides."""
     parts = [name.split("+") for name in systems]
     common = [part for part in parts[0] if all(part in own for own in parts)]
@@ -94,7 +94,7 @@ def shared_options(systems: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _letters(systems: Sequence[str]) -> tuple[str, list[str]]:
-    """A letter, or two, for each system."""
+    """A letter for each system, from the 27th on with a number, and what they stand for."""
     names = [f"{ascii_uppercase[i % 26]}{i // 26 or ''}" for i in range(len(systems))]
     return "\n".join(f"{name} = {system}" for name, system in zip(names, systems)), names
 
