@@ -6,6 +6,7 @@ stage differ where their experts get different shares of the tokens, or their pl
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -244,22 +245,16 @@ class RankTracer:
     def __call__(self, index: int, layers: int = 0) -> Seen:
         """Rank `index` of a stage, or of one that has fewer layers."""
         stage = self.built(index, layers)
-        decoder, layout = self.workload.decoder, self.layout
-        shares = [float(expert + 1) ** -self.workload.skew for expert in range(decoder.shape.experts)]
-        batch = self.spread.sequences(layout.micro_batch)
-        with answering(self.system.reads(decoder, layout, shares, index)):
-            found = _recorded(stage, self._data(stage, batch), self.is_end)
+        with self._answering(index):
+            found = _recorded(stage, self._data(stage), self.is_end)
         held = (*held_bytes(stage), found.kept_bytes, found.transient_bytes)
         return Seen(found.ops, StageTrace({}, *held, output_bytes=found.output_bytes), sum(held))
 
     def beside(self, behind: "RankTracer", index: int) -> tuple[tuple[Op, ...], int]:
         """Rank `index`: a forward here beside a backward of another stage; the most bytes beside what is held."""
         stages = [one.built(index) for one in (self, behind)]
-        decoder, layout = self.workload.decoder, self.layout
-        shares = [float(expert + 1) ** -self.workload.skew for expert in range(decoder.shape.experts)]
-        batch = self.spread.sequences(layout.micro_batch)
-        data = [one._data(stage, batch) for one, stage in zip((self, behind), stages)]
-        with answering(self.system.reads(decoder, layout, shares, index)):
+        data = [one._data(stage) for one, stage in zip((self, behind), stages)]
+        with self._answering(index):
             return _recorded_pair(*stages, *data)  # type: ignore[arg-type]
 
     def built(self, index: int, layers: int = 0) -> JobStage:
@@ -281,9 +276,16 @@ class RankTracer:
             dtype=torch_dtype(self.workload.dtype),
         )
 
-    def _data(self, stage: JobStage, batch: int) -> Data:
+    def _answering(self, index: int) -> AbstractContextManager[None]:
+        """Inside, what a rank reads of its routing is answered."""
+        decoder = self.workload.decoder
+        shares = [float(expert + 1) ** -self.workload.skew for expert in range(decoder.shape.experts)]
+        return answering(self.system.reads(decoder, self.layout, shares, index))
+
+    def _data(self, stage: JobStage) -> Data:
         """Input, labels and the gradient that comes back; on meta."""
         is_first, is_last = self.ends
+        batch = self.spread.sequences(self.layout.micro_batch)
         ids = torch.empty(self.workload.decoder.sequence, batch, dtype=torch.int64, device="meta")
         rows = stage.empty_rows(len(ids), batch)
         x = stage.rows(ids) if is_first else torch.empty_like(rows, requires_grad=True)
