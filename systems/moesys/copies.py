@@ -64,6 +64,12 @@ def _told(kind: str, size: int) -> Transfer:
         return start_transfer(kind, size, (mark(),))
 
 
+def _told_once(moved: list[Transfer], slot: int) -> Transfer:
+    """The copy into a slot, to be waited for; after that it is over, and none of another recorder's business."""
+    found, moved[slot] = moved[slot], Transfer()
+    return found
+
+
 class DiskCopies:
     """Reads of a file by threads, into memory.
 
@@ -94,7 +100,7 @@ class DiskCopies:
         copy = self._copies[slot]
         if copy is not None:
             copy.result()
-        host_waits(self._moved[slot])
+        host_waits(_told_once(self._moved, slot))
 
     wait_on_host = wait
 
@@ -136,13 +142,12 @@ class StreamCopies:
     def wait(self, slot: int) -> None:
         """As `Copies.wait`."""
         torch.cuda.current_stream(self.slots[slot].device).wait_event(self._copied[slot])
-        device_waits(self._moved[slot])
+        device_waits(_told_once(self._moved, slot))
 
     def wait_on_host(self, slot: int) -> None:
         """As `Copies.wait_on_host`."""
-        self.wait(slot)
         self._copied[slot].synchronize()
-        host_waits(self._moved[slot])
+        host_waits(_told_once(self._moved, slot))
 
     def close(self) -> None:
         """As `Copies.close`."""
@@ -165,11 +170,11 @@ class DescribedCopies:
 
     def wait(self, slot: int) -> None:
         """As `Copies.wait`."""
-        device_waits(self._moved[slot])
+        device_waits(_told_once(self._moved, slot))
 
     def wait_on_host(self, slot: int) -> None:
         """As `Copies.wait_on_host`."""
-        host_waits(self._moved[slot])
+        host_waits(_told_once(self._moved, slot))
 
     def close(self) -> None:
         """As `Copies.close`."""

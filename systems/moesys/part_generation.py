@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moebench.kernels.host import Answer, answering
+from moebench.kernels.region import region
 from moebench.systems.in_model import LayerInModel, load
 from moebench.systems.moesys.copies import Copies
 from moebench.systems.moesys.generation_check import logits_by_definition
@@ -54,8 +55,9 @@ def generation(setting: Setting) -> PartCall:
     def run() -> tuple[Tensor, Tensor]:
         found = generator.run(ids_BS, tokens)
         if copies is not None:
-            for slot in range(len(copies.slots)):
-                copies.wait_on_host(slot)
+            with region("experts"):
+                for slot in range(len(copies.slots)):
+                    copies.wait_on_host(slot)
         return found
 
     def wrong(found: tuple[Tensor, Tensor]) -> str | None:

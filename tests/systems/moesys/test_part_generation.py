@@ -1,12 +1,14 @@
 """Generation as a part: who computes it, what it holds, what its formula says, and which options can't be."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from moebench.case import Case
+from moebench.cluster.rows import _traffic
 from moebench.kernels.collectives.group import described_group
 from moebench.part_rows import finish
 from moebench.sim.replay import replay
@@ -16,6 +18,7 @@ from moebench.systems.moesys.part_generation import by_formula, shape_of, small_
 from moebench.systems.part_interface import Setting
 from moebench.systems.part_registry import burden, check_options, make, problem
 from moebench.trace.part import programs_of
+from moebench.trace.recorder import record_step
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_topology
 from moebench.workloads.part import workload_of
@@ -162,6 +165,17 @@ def test_a_simulated_call_takes_what_the_formula_says(sequences, prompt):
         assert moved == layers * (1 if prompt > 1 else 2) * 2 * 2 * 2 * 2048 * 4096
         is_near = found["part_time"] - tail_s < 1.05 * whole["part_time"]
         assert is_near == (copies_hide and system != "synchronous"), system
+
+
+@pytest.mark.parametrize("system", ["synchronous", "moesys+slots=1", "moesys+slots=2", "chosen+slots=1"])
+def test_a_call_that_is_recorded_again_waits_for_its_own_copies(system):
+    """None of the call before, whose recorder is gone; bytes on links are counted where no disk is described."""
+    call = part(system)
+    for _ in range(2):
+        program = record_step(call.run, persistent=call.persistent).program(0, 1)
+        assert any(op.kind == "storage-read" for op in program.ops)
+        assert all(place < op.index for op in program.ops for place in op.waits_on)
+        assert _traffic([SimpleNamespace(program=program)], load_topology("1x1-a100-40"))["nic"].total_bytes == 0
 
 
 def test_what_is_tried_for_a_large_ring_is_a_small_one():
