@@ -50,7 +50,7 @@ def command(run: Path | None, suite: str | None, experiment: tuple[str, ...], as
     elif scores:
         print_scores(scores)
     else:
-        click.echo("no claims: this suite reproduces no paper")
+        click.echo("no claims of what was run" if others else "no claims: this suite reproduces no paper")
 
 
 def _asked_for(shown: "Shown") -> "tuple[list[Shown], str]":

@@ -161,8 +161,9 @@ def _lead(scores: list[Score], others: str, frame: Any, record: dict) -> list[st
     bad = frame[frame["status"].isin(["wrong", "failed"])]
     reasons = bad.groupby("system", observed=True)["reason"].first().items()
     trouble = [f"{name} has no number: {reason}." for name, reason in reasons]
-    told = f" {others}." if others else ""
-    return [f"{score_sentence(scores)}{told} {cases:,} cases.{state}", *trouble]
+    told = score_sentence(scores) if scores or not others else "No claim of the paper is about what was run."
+    told = f"{told} {others}." if others else told
+    return [f"{told} {cases:,} cases.{state}", *trouble]
 
 
 def _obtained(folder: RunFolder, scores: list[Score]) -> dict[str, Obtained]:

@@ -71,6 +71,8 @@ def test_a_run_of_some_experiments_counts_their_claims_alone(fake, moebench, in_
     said = moebench("claims", "narrow", "--json")
     assert {entry["id"] for entry in json.loads(said.out)} == own != set()
     assert told in said.err
+    moebench("run", "--suite", "hetu", "--quick", "--experiment", "breakdown", "--gate", "switch", "--out", "none")
+    assert "no claims of what was run" in moebench("claims", "none").out
     found = json.loads(moebench("claims", "narrow", "--experiment", "gates", "--json").out)
     assert {entry["verdict"] for entry in found} == {"not run"}
 
