@@ -80,7 +80,8 @@ def _longest(found: JobTime) -> list[str]:
     ends = {0: " (with the embedding)", stages - 1: " (with head and loss)"}
     longest = f"stage {most}{ends.get(most, '')} computes for {times(busy_s[most])}"
     both = f"{longest}, stage {least} for {times(busy_s[least])}"
-    return [f"{both}: that makes {uneven / whole:.0%} of the {whole:.1%} of all stages' time in which they wait"]
+    idle = f"{whole:.1%} of all stages' time in which they compute no micro-batch"
+    return [f"{both}: that makes {uneven / whole:.0%} of the {idle}"]
 
 
 def _slower_products(recorded: RecordedCase, found: JobTime) -> str:

@@ -166,17 +166,17 @@ def _said_system(name: str) -> str:
 
 
 def _uneven(own: pd.DataFrame) -> list[Table]:
-    """Where most of the time in which stages wait is that they wait for the ends of the model."""
+    """Where most of the time in which stages compute no micro-batch is that one takes longer than the others."""
     whole, uneven = by_case(own, "bubble"), by_case(own, "bubble_uneven")
     rows = [
         [case, percent(whole[case]), percent(share)]
         for case, share in uneven.items()
         if case in whole and share > 0.5 * whole[case] > 0
     ]
-    headings = ["stages wait", "for a longer one"]
+    headings = ["no micro-batch", "one takes longer"]
     title = (
-        "Where stages wait most of all for one that computes longer, the last with head and loss or the first with the "
-        "embedding, and less for the pipeline to fill and drain: shares of all stages' time"
+        "Where stages compute no micro-batch most of all because one takes longer, the last with head and loss or the "
+        "first with the embedding, and less as the pipeline fills, drains and sums: shares of all stages' time"
     )
     return [Table(["case", *headings], rows, title, frozenset(headings))] if rows else []
 
