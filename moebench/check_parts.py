@@ -41,7 +41,7 @@ SIZES_OF = {
 }  # fmt: skip
 ROUTING = "zipf-1"  # of a part that has any
 GPT = "gpt2-moe+layers=7+d_model=16+heads=2+vocabulary=64+sequence=8"  # four layers of experts
-BATCHES = (9, 3)  # of two tasks, in proportion on three ranks and one; not every rank reads some of the second
+BATCHES = (6, 3)  # of two tasks; not every rank reads of the second, nor do rows of the first come to all of its ranks
 TILE = 2
 OWN_DTYPE = ("gradient-sum", "row-sum", "parameter-gather")  # whose point is how they round
 TRIED_BY = {"gradient-error": "gradient-sum", "training": "gradient-sum", "row-error": "row-sum",

@@ -104,7 +104,7 @@ class TravellingRows:
         received: the samples whose rows come here, rank by rank.
 
     Raises:
-        InputError: a rank reads nothing or works on several tasks, or the model lacks a head.
+        InputError: a rank reads nothing, or does not work on one task, or the model lacks a head.
     """
 
     def __init__(self, model: TaskModel, seating: Seating, data: Seating, group: Group) -> None:
@@ -116,7 +116,7 @@ class TravellingRows:
         sent = rows_sent(data, seating)
         self.model, self.group = model, group
         self.received = tuple(row[group.index] for row in sent if row[group.index].samples)
-        self._task = next(iter(seating.tasks_of(group.index)), None)
+        (self._task,) = seating.tasks_of(group.index)
         own, theirs = sent[group.index], [row[group.index] for row in sent]
         starts = [(share.task, share.first) for share in own if share.samples]
         if starts != sorted(starts):  # as samples lie, task by task
@@ -125,13 +125,15 @@ class TravellingRows:
         self._from = [share.samples for share in theirs]
 
     def feed(self, uniform: Uniform) -> Feed:
-        """What a block's rows go through."""
+        """What a block's rows go through; where none come, the networks too, for the order in which sums start."""
+        numbers = uniform
+        if not self.received:
+            numbers = {self._task: self.model.norm_D.new_empty(0, self.model.shape.blocks, 2)}
 
         def run(block: int, h_BSD: Tensor) -> Tensor:
             with region("exchange"):
                 there = self._exchanged(h_BSD, self._to, self._from)
-            if self._task is not None:
-                there = self.model.networks(block, there, [self._task], [len(there)], uniform)
+            there = self.model.networks(block, there, [self._task], [len(there)], numbers)
             with region("exchange"):
                 return self._exchanged(there, self._from, self._to)
 

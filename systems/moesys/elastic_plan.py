@@ -109,23 +109,20 @@ def rows_sent(data: Seating, seating: Seating) -> list[list[Share]]:
     the same ones from every rank, so that ranks send alike. A share of none stands where nothing is sent.
 
     Raises:
-        InputError: a rank of `seating` has several tasks.
+        InputError: a rank of `seating` has several tasks, or none.
     """
     ranks = len(data.shares)
-    busy = next((rank for rank in range(ranks) if len(seating.tasks_of(rank)) > 1), None)
-    if busy is not None:
-        raise InputError(f"rows go to the ranks of their task, and rank {busy} has tasks {seating.tasks_of(busy)}")
+    other = next((rank for rank in range(ranks) if len(seating.tasks_of(rank)) != 1), None)
+    if other is not None:
+        raise InputError(f"rows go to the ranks of their task, and rank {other} has tasks {seating.tasks_of(other)}")
     replicas = [seating.replicas(task) for task in range(len(seating.tasks))]
     found = []
     for shares in data.shares:
         own = {share.task: share for share in shares}
         row = []
         for rank in range(ranks):
-            task = next(iter(seating.tasks_of(rank)), None)
-            share = own.get(task) if task is not None else None
-            if task is None or share is None:
-                row.append(Share(0, 0, 0))
-                continue
+            (task,) = seating.tasks_of(rank)
+            share = own.get(task, Share(task, 0, 0))
             place, count = replicas[task].index(rank), len(replicas[task])
             first, end = (cut * share.samples // count for cut in (place, place + 1))
             row.append(Share(task, share.first + first, end - first))
