@@ -120,7 +120,9 @@ def _copies(model: GPT2MoE, seed: int, offload: Offload) -> Copies:
     file = _opened(layout, _written(model, seed))
     if like.device.type == "cpu":
         return DiskCopies(file, offload.slots, slot_bytes)
-    return StreamCopies(layout, pinned_layers(file), offload.slots, slot_bytes, like.device)
+    host = pinned_layers(file)
+    file.close()
+    return StreamCopies(layout, host, offload.slots, slot_bytes, like.device)
 
 
 @torch.no_grad()
