@@ -97,22 +97,22 @@ def _between(
 ) -> Table:
     """Of pairs of systems that were both reported on: how much more the first holds, and which option explains it."""
     rows: list[list[str]] = []
-    variants: dict[str, None] = {}
     pairs = [
         (topology, *sorted((one, other), key=lambda name: -reported[topology, name]))
         for topology in next(iter(points.values()))
         for one, other in combinations([name for where, name in reported if where == topology], 2)
     ]
+    firsts = tuple(f"{more}+" for _, more, _ in pairs)
+    variants = [name for name in experiment.systems if name.startswith(firsts)]
     for topology, more, less in pairs:
-        own = [name for name in experiment.systems if name.startswith(f"{more}+")]
-        variants |= dict.fromkeys(own)
         for reading, of_reading in points.items():
             point = of_reading.get(topology)
             peak, lasting = (_less(held, point, more, less, metric) for metric in (PEAK, LASTING))
             printed = reported[topology, more] - reported[topology, less]
             row = [_where(experiment, topology), reading, f"{more} over {less}"]
             row += [number(value) for value in (printed, peak, lasting, peak - lasting)]
-            rows.append(row + [number(_less(held, point, more, name, PEAK)) for name in own])
+            saved = [_less(held, point, more, name, PEAK) if name.startswith(f"{more}+") else None for name in variants]
+            rows.append(row + [number(value) for value in saved])
     columns = ["where", "reading", "what", "reported", "obtained", "of it lasting", "gradients and the rest"]
     columns += [f"{name} saves" for name in variants]
     caption = "What lies between systems that were reported on, and what an option explains by itself, GB of a GPU"
