@@ -47,7 +47,8 @@ def answer(experiment: PartExperiment, own: pd.DataFrame) -> str:
     table = drawn.pivot_table(index=[*POINT, CACHED], columns="system", values="value", observed=True)
     policies = table[[name for name in experiment.systems if name in table and name != BOUND]]
     won = [f"{name} at {int((policies[name] >= policies.max(axis=1) - 1e-9).sum())}" for name in policies]
-    told = [f"Of {len(table)} points, the most hits of a policy has {listed(won)} (equal ones count for each)"]
+    of_what = "points, each of a routing, size of step, way to ask and size of cache"
+    told = [f"Of {len(table)} {of_what}, the most hits of a policy has {listed(won)} (equal ones count for each)"]
     if BOUND in table:
         short = [f"{name} {(table[BOUND] - table[name]).mean():.2f}" for name in policies]
         told.append(f"below the most that any could have they are, on average, by {listed(short)}")
@@ -117,7 +118,8 @@ def _of_settings(own: pd.DataFrame) -> str:
     mean = both.groupby("system", observed=True)["value"].mean().sort_values()
     plain = [f"as it stands {mean[name]:.2f}" for name in mean.index if "+" not in name]
     ends = [f"most hits with {mean.index[-1]}, {mean.iloc[-1]:.2f}", f"fewest with {mean.index[0]}, {mean.iloc[0]:.2f}"]
-    return f"Of its settings, mean over the points that try them: {listed([*ends, *plain])}."
+    whose = listed(list(dict.fromkeys(_stems(both))))
+    return f"Of the settings of {whose}, mean over the points that try them: {listed([*ends, *plain])}."
 
 
 def _plain(rates: pd.DataFrame) -> pd.DataFrame:
@@ -142,7 +144,7 @@ def _against(drawn: pd.DataFrame, first: str, name: str) -> str:
     told = f"more hits than {name} at {int((gain > 1e-9).sum())} of {len(gain)} points"
     ends = []
     for place, sign in ((gain.idxmax(), 1), (gain.idxmin(), -1)):
-        if sign * gain[place] > 1e-9:
+        if sign * gain[place] >= 0.005:
             where = f"{pair['at'][place]}, {percent(float(pair[CACHED][place]))} of the states"
             ends.append(f"{sign * gain[place]:.2f} {'more' if sign > 0 else 'fewer'} at most ({where})")
     return f"{told}, {listed(ends)}" if ends else told

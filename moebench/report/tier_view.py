@@ -31,17 +31,18 @@ def _waits(own: pd.DataFrame, cases: list[str]) -> Table:
             values[row["case"], key] = row["value"]
     systems = own.drop_duplicates("case").set_index("case")
     has = [way for way in WAYS if any((case, way) in values for case in cases)]
-    columns = ["micro-batches", "system", "step", "waits: network", "waits: tiers", *(WAYS[way] for way in has)]
+    columns = ["at", "system", "step", "waits: network", "waits: tiers", *(WAYS[way] for way in has)]
     names = ("part_time", "exposed_communication", "exposed_transfer", *has)
     rows = [
-        [f"{int(systems.loc[case, 'accumulated'])}", Linked(str(systems.loc[case, "system"]), case),
+        [str(systems.loc[case, "shape"]), Linked(str(systems.loc[case, "system"]), case),
          *(number(values.get((case, name))) for name in names)]
         for case in cases
     ]  # fmt: skip
     caption = (
         "Seconds of a step: what the GPU waits for, and how long the drives, the links of the host and its updates work"
     )
-    return Table(columns, rows, caption, frozenset(columns[2:]))
+    first = 0 if len({row[0] for row in rows}) > 1 else 1  # where all are of one point nobody needs it
+    return Table(columns[first:], [row[first:] for row in rows], caption, frozenset(columns[2:]))
 
 
 def _bytes(found: pd.DataFrame, cases: list[str]) -> Table:
@@ -57,6 +58,6 @@ def _bytes(found: pd.DataFrame, cases: list[str]) -> Table:
     rows = [[Linked(key[0] or "as it stands", case), *key[1:]] for key, case in held.items()]
     caption = (
         "Bytes of expert states on all ranks' tiers: slots, cache with waiting gradients and files (two versions) as "
-        "they are here; by the paper 4 alpha S / L, 16 alpha S and 12 S of S parameters in L layers, alpha in use"
+        "they are here; by the paper 4 alpha S / L, 16 alpha S and 12 S, of S parameters in L layers and alpha in use"
     )
     return Table(columns, rows, caption, frozenset(columns[1:]))

@@ -23,7 +23,7 @@ from moebench.systems.moesys.policy_study import (
     prediction,
     steps_of,
 )
-from moebench.systems.part_interface import PartCall, Setting, parsed
+from moebench.systems.part_interface import PartCall, Setting, number, parsed
 from moebench.workloads.layer import GateSpec, LayerWorkload
 from moebench.workloads.part import BOUND, STEP_BEFORE, PartWorkload, StudyWorkload
 from moebench.workloads.part_routing import LAYER, TRAINED, alpha_of, spec_of
@@ -44,6 +44,8 @@ def problem(workload: PartWorkload | StudyWorkload, system: str, ranks: int) -> 
         return f"top_k = {sizes['top_k']}: above experts = {sizes['experts']}"
     if sizes["passes"] not in (1, 3):
         return f"passes = {sizes['passes']}: 1, forward, or 3, forward, backward and update"
+    if number(parsed(PART, system)[1], "decay_percent") > 100:
+        return f"{system}: hits decay to 100 % of themselves at most"
     if alpha_of(workload.routing) is None and workload.routing != TRAINED:
         if sizes["turn_steps"]:
             return f"turn_steps = {sizes['turn_steps']}: a recorded routing changes when it did; write 0"

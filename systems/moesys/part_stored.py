@@ -23,7 +23,7 @@ from moebench.kernels.region import region
 from moebench.systems.moesys.experts import AdamOptions, StoredExperts, create_store
 from moebench.systems.moesys.part_cache import policy_of
 from moebench.systems.moesys.prefetched_model import PrefetchedModel
-from moebench.systems.moesys.shard_files import ExpertKey, StorageError, check_room, needed_bytes
+from moebench.systems.moesys.shard_files import ExpertKey, check_room, needed_bytes
 from moebench.systems.moesys.sliced import SlicedLayers
 from moebench.systems.moesys.storage import HierarchicalStorage
 from moebench.systems.moesys.stored_layer import StoredMoELayer, layout_of
@@ -65,12 +65,12 @@ def problem(workload: PartWorkload, system: str, ranks: int) -> str | None:
     return None
 
 
-def work_of(workload: PartWorkload, ranks: int, dtype: str, batch: int = 0) -> LayerWorkload:
-    """The layer of a rank, with the routing of one of the batches."""
-    size = workload.size
+def work_of(workload: PartWorkload, ranks: int, dtype: str, batches: int = 1) -> LayerWorkload:
+    """The layer of a rank, with the tokens of one batch; or of several, one after another, of the same popularity."""
+    size, tokens = workload.size, workload.size("tokens") // ranks
     return LayerWorkload(
-        GateSpec("topk", size("top_k")), 1, size("tokens") // ranks, size("d_model"), size("d_ffn"), size("experts"),
-        dtype, routing=spec_of(workload.routing, 0, workload.seed * BATCHES + batch),
+        GateSpec("topk", size("top_k")), batches, tokens, size("d_model"), size("d_ffn"), size("experts"), dtype,
+        routing=spec_of(workload.routing, 0, workload.seed),
     )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def stored_step(setting: Setting) -> PartCall:
     dense = SlicedLayers([_dense(setting, work, layer) for layer in range(layers)], group, OPTIONS)
     model = PrefetchedModel(dense, _two_products, moe, stem)
     weakref.finalize(model, _close, storage, folder)
-    batches = [_tokens(setting, work_of(workload, group.size, work.dtype, batch)) for batch in range(BATCHES)]
+    batches = _tokens_of(setting, group.index)
     upstream_TD = setting.numbers(_UPSTREAM, group.index, (work.tokens, work.d_model))
     reads, done = _Reads(workload, group.size, group.index, layers), [0]
 
@@ -211,11 +211,12 @@ class _Reads:
 @lru_cache(maxsize=64)
 def _counts(workload: PartWorkload, ranks: int, batch: int) -> tuple[list[list[int]], list[int]]:
     """Rows that each rank sends by column of its tokens' logits, and their sums."""
-    work = work_of(workload, ranks, workload.dtype, batch)
+    work = work_of(workload, ranks, workload.dtype, BATCHES)
     by_rank = []
     with _disable_current_modes():
         for rank in range(ranks):
-            chosen_TK = logits_for(work, rank).topk(work.gate.top_k, dim=1).indices
+            logits_TE = logits_for(work, rank)[batch * work.sequence : (batch + 1) * work.sequence]
+            chosen_TK = logits_TE.topk(work.gate.top_k, dim=1).indices
             by_rank.append(count(chosen_TK, work.experts).tolist())
     return by_rank, [sum(counts) for counts in zip(*by_rank)]
 
@@ -234,10 +235,14 @@ def _impose(layer: StoredMoELayer, place: int) -> None:
         weight_ED[torch.arange(len(weight_ED)), _order(len(weight_ED), place)] = 1
 
 
-def _tokens(setting: Setting, work: LayerWorkload) -> Tensor:
+def _tokens_of(setting: Setting, rank: int) -> list[Tensor]:
+    """[T, D] of each batch of a rank."""
+    work = work_of(setting.workload, setting.group.size, _name(setting.dtype), BATCHES)
     if setting.is_meta:
-        return torch.empty(work.tokens, work.d_model, dtype=setting.dtype, device=setting.device)
-    return imposed_input(work, setting.group.index)[0].to(setting.device, setting.dtype)
+        x_ND = torch.empty(work.tokens, work.d_model, dtype=setting.dtype, device=setting.device)
+    else:
+        x_ND = imposed_input(work, rank)[0].to(setting.device, setting.dtype)
+    return list(x_ND.split(work.sequence)) if work.sequence else [x_ND] * BATCHES
 
 
 def _dense(setting: Setting, work: LayerWorkload, layer: int) -> dict[str, Tensor]:
@@ -275,11 +280,9 @@ def _folder(setting: Setting, states: int) -> tempfile.TemporaryDirectory[str]:
     """A new folder for a rank's files, which is removed with the part."""
     layout = layout_of(work_of(setting.workload, setting.group.size, _name(setting.dtype)))
     place = scratch()
+    check_room(place, layout, states)
     try:
-        check_room(place, layout, states)
         return tempfile.TemporaryDirectory(prefix="moebench-states-", dir=place)
-    except StorageError as error:
-        raise InputError(str(error)) from error
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from error
 
@@ -293,11 +296,10 @@ def _close(storage: HierarchicalStorage, folder: tempfile.TemporaryDirectory[str
 
 def _plain(setting: Setting, work: LayerWorkload, layers: int) -> PlainSteps:
     """The definition: all ranks' tokens on one, whole weights, every expert in memory."""
-    ranks, dtype = range(setting.group.size), work.dtype
+    ranks = range(setting.group.size)
 
-    def tokens(batch: int) -> Tensor:
-        own = work_of(setting.workload, setting.group.size, dtype, batch)
-        return torch.cat([imposed_input(own, rank)[0] for rank in ranks]).to(setting.dtype)
+    by_rank = [_tokens_of(setting, rank) for rank in ranks]
+    batches_WD = [torch.cat([of_rank[batch] for of_rank in by_rank]) for batch in range(BATCHES)]
 
     upstream_WD = torch.cat([setting.numbers(_UPSTREAM, rank, (work.tokens, work.d_model)) for rank in ranks])
     dense = [list(_dense(setting, work, layer).values()) for layer in range(layers)]
@@ -306,7 +308,7 @@ def _plain(setting: Setting, work: LayerWorkload, layers: int) -> PlainSteps:
         for layer in range(layers)
     ]
     orders = [_order(work.experts, layer) for layer in range(layers)]
-    return PlainSteps([tokens(batch) for batch in range(BATCHES)], upstream_WD, dense, experts, orders,
+    return PlainSteps(batches_WD, upstream_WD, dense, experts, orders,
                       work.gate, _conventions(work), OPTIONS, _two_products,
                       setting.workload.size("accumulated"))  # fmt: skip
 

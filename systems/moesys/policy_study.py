@@ -11,7 +11,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import Tensor
 
 from moebench.systems.moesys.policies import Policy
@@ -107,8 +106,3 @@ def experts_used(steps: Steps, experts: int, layers: int) -> float:
     """Alpha of the paper: mean share of a layer's experts that a step needs."""
     there = len(steps) * layers * experts
     return sum(map(len, steps)) / there if there else 0.0
-
-
-def joined(parts_NE: Sequence[Tensor]) -> Tensor:
-    """Tokens of several routings one after another: a popularity that changes."""
-    return torch.cat(list(parts_NE))

@@ -131,15 +131,16 @@ def test_routers_are_trained_for_it(monkeypatch):
         ({"cache_sizes": 0}, "cache_sizes = 0"),
         ({"top_k": 6}, "top_k = 6: above experts = 5"),
         ({"passes": 2}, "passes = 2: 1, forward, or 3"),
+        ({"system": "moesys+decay_percent=101"}, r"moesys\+decay_percent=101: hits decay to 100 % of themselves at"),
         ({"routing": "own.npz"}, "turn_steps = 5: a recorded routing changes when it did"),
         ({"routing": "own.npz", "turn_steps": 0}, r"layers = 2: a recorded routing is of one; write \{layer\}"),
     ],
 )
 def test_sizes_without_a_meaning_are_told(sizes, said):
     """With what there is."""
-    sizes = dict(sizes)
-    routing = sizes.pop("routing", "zipf-1")
-    told = problem(workload_of(PART, SIZES | sizes, routing=routing), "lru", None, 1, 1, 1)
+    given = {"routing": "zipf-1", "system": "lru", **sizes}
+    routing, system = given.pop("routing"), given.pop("system")
+    told = problem(workload_of(PART, SIZES | given, routing=routing), system, None, 1, 1, 1)
     assert re.match(said, told)
 
 
@@ -194,7 +195,7 @@ def test_the_report_works_its_words_out_of_the_rows(suite):
     own, experiment = table_of(rows), suite.experiments[0]
     assert len(curves(own)) == 2 * 5 * 3
     told = answer(experiment, own)
-    assert told.startswith("Of 6 points, the most hits of a policy has ")
+    assert told.startswith("Of 6 points, each of a routing, size of step, way to ask and size of cache, the most")
     counted = {name: int(count) for name, count in re.findall(r"(moesys|lfu|lru) at (\d)", told)}
     assert set(counted) == {"moesys", "lfu", "lru"}
     assert sum(counted.values()) >= 6

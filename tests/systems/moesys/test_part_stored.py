@@ -107,12 +107,15 @@ def test_what_has_no_meaning_is_told(sizes, said):
 
 
 def test_a_described_routing_has_every_choice_of_every_token():
-    """Another one in each batch, and in each layer for other experts."""
+    """Another one in each batch, with the same experts popular, and in each layer for other experts."""
     workload = workload_of(PART, SIZES, routing="zipf-1.5")
     by_rank, sums = _counts(workload, 1, 0)
     assert sums == by_rank[0]
     assert sum(sums) == 2 * SIZES["tokens"]
     assert sums != _counts(workload, 1, 1)[1]
+    many = workload_of(PART, {**SIZES, "tokens": 4000}, routing="zipf-1.5")
+    popular = [max(range(6), key=_counts(many, 1, batch)[1].__getitem__) for batch in range(BATCHES)]
+    assert len(set(popular)) == 1  # of one popularity
     orders = [_order(SIZES["experts"], layer).tolist() for layer in range(SIZES["layers"])]
     assert len({tuple(order) for order in orders}) == 3
 
