@@ -152,17 +152,18 @@ def command(
             engine, filters["topology"] = measured(place, topology, engine, filters["topology"])
         with nullcontext() if dry_run or any(filters.values()) else _ahead(suite, engine):
             ready = _prepared(suite, engine, settings_of(settings, rates), quick, filters)
-        _check_measured(settings, ready)
-        _check_timeout(timeout_s, ready.cases)
-        _check_spending(spending, ready.cases)
-        if dry_run:
-            _show_plan(ready)
-            return 0
-        from moebench.run import begin
+            _check_measured(settings, ready)
+            _check_timeout(timeout_s, ready.cases)
+            _check_spending(spending, ready.cases)
+            if dry_run:
+                _show_plan(ready)
+                return 0
+            from moebench.run import begin
 
-        _check_ranks(ready.cases, ready.topologies)
-        check_room(ready.cases, ready.topologies)
-        return _execute(begin(ready, out), timeout_s, spending)
+            _check_ranks(ready.cases, ready.topologies)
+            check_room(ready.cases, ready.topologies)
+            job = begin(ready, out)
+        return _execute(job, timeout_s, spending)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device
 Look = tuple[Any, ...]  # size, stride, dtype
 Made = tuple[type | None, tuple[Look, ...]]  # container of the results, and their looks
 _known: dict[Any, Made | None] = {}
-_dtypes: dict[Any, torch.dtype] = {}  # of results of one size with all arguments, by all but that size
+_dtypes: dict[Any, torch.dtype] = {}  # of what `_alike` tells, whatever the size
 
 
 def gives_anew(overload: OpOverload) -> bool:
@@ -41,19 +41,20 @@ def result_of(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
         return _made(found)  # type: ignore[arg-type]
     alike = _alike(overload, args, kwargs)
     if alike is not None and alike[0] in _dtypes:
-        like, dtype = alike[1], _dtypes[alike[0]]
-        _keep(key, made := (None, ((*_extent(like), dtype),)))
+        made: Made = None, ((*_extent(alike[1]), _dtypes[alike[0]]),)
+        _keep(_known, key, made)
         return _made(made)
     out = overload(*args, **kwargs)
-    _keep(key, _remembered(out, args, kwargs))
-    if alike is not None and isinstance(out, Tensor) and _extent(out) == _extent(alike[1]):
-        _dtypes[alike[0]] = out.dtype
+    once = _remembered(out, args, kwargs)
+    _keep(_known, key, once)
+    if alike is not None and once is not None and once[0] is None and once[1][0][:2] == _extent(alike[1]):
+        _keep(_dtypes, alike[0], once[1][0][2])
     return out
 
 
-def _keep(key: Any, made: Made | None) -> None:
-    if len(_known) < _MOST:
-        _known[key] = made
+def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(known) < _MOST:
+        known[key] = value
 
 
 def _alike(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor] | None:
@@ -75,6 +76,7 @@ def _alike(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def _extent(tensor: Tensor) -> Look:
+    """Size and stride."""
     return tensor.shape, tensor.stride()
 
 
@@ -107,7 +109,7 @@ def _look(values: Iterable[Any]) -> Look:
     return tuple(found)
 
 
-def _remembered(out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[type | None, tuple[Look, ...]] | None:
+def _remembered(out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Made | None:
     """How to make such a result again; None where it isn't a meta tensor, or several, each with all of its storage."""
     container = None if isinstance(out, Tensor) else type(out)
     results = [out] if container is None else out
