@@ -78,10 +78,11 @@ def memory_figure(experiment: PartExperiment, rows: pd.DataFrame) -> list[Figure
     if rows.empty:
         return []
     families = list(dict.fromkeys(map(family, rows["system"].astype(str))))
+    how = "simulated, nominal machine" if set(rows["engine"].astype(str)) == {"sim"} else "measured"
     caption = (
-        f"A point a way to do it: memory of a GPU and time over {experiment.figure['baseline']}, simulated, nominal "
-        "machine; lines join variants of a system in the order of their memory. A ring around a point: the knee. "
-        "Crosses: the formula's time."
+        f"A point a way to do it: memory of a rank and time over {experiment.figure['baseline']}, {how}; lines join "
+        "variants of a system in the order of their memory. A ring around a point: the knee."
+        + " Crosses: the formula's time." * bool(rows["over_formula"].notna().any())
     )
     return [
         figure(
@@ -120,11 +121,12 @@ def _drawn(
         for axis in axes[:, 0]:
             axis.set_ylabel("time over baseline", fontsize=8)
         for axis in list(axes.flat)[max(0, len(panels) - columns) : len(panels)]:
-            axis.set_xlabel("GB of a GPU", fontsize=8)
+            axis.set_xlabel("GB of a rank", fontsize=8)
         handles = [plt.Line2D([], [], marker=mark, color=colour, ms=5, lw=1) for colour, mark in marks.values()]
-        handles += [plt.Line2D([], [], ls="none", marker="x", color=MUTED, ms=4),
-                    plt.Line2D([], [], ls="none", marker="o", color=INK, mfc="none", ms=8)]  # fmt: skip
-        labels = [*families, "by formula", "knee"]
+        beside = {"by formula": {"marker": "x", "color": MUTED, "ms": 4}} if rows["over_formula"].notna().any() else {}
+        beside |= {"knee": {"marker": "o", "color": INK, "mfc": "none", "ms": 8}} if marked else {}
+        handles += [plt.Line2D([], [], ls="none", **how) for how in beside.values()]
+        labels = [*families, *beside]
         drawing.legend(handles, labels, loc="outside lower center", ncols=2 if narrow else 4, fontsize=8)
         return svg_of(drawing)
 
