@@ -150,12 +150,12 @@ def _who_waits(experiment: PartExperiment, own: pd.DataFrame) -> Table | None:
                 str(ranks_of(key[0].partition("-")[0])), Linked(key[1], groups[key][0]["case"]),
                 _ranks_words(sorted(rank for detail in alike for rank in detail["ranks"])), _tasks_words(key[2]),
                 *(_between([sum(n for _, n in detail[what]) for detail in alike]) for what in ("reads", "works")),
-                _between([1e3 * time for time in busy]), _between([1e3 * wait for wait in waits]),
-                f"{_between(shares)} %",
+                _between([1e3 * time for time in busy]),
+                f"{_between([1e3 * wait for wait in waits])} ({_between(shares)} %)",
             ]
         )  # fmt: skip
     columns = ["GPUs", "system", "ranks", "tasks", "samples read", "through networks"]
-    columns += ["computes, ms", "stands still, ms", "of the step"]
+    columns += ["computes, ms", "stands still, ms"]
     caption = "Who waits, with the default reading: for others' samples, for collectives or for the host"
     return Table(columns, rows, caption, frozenset(columns[4:])) if rows else None
 

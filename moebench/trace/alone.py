@@ -1,6 +1,7 @@
 """A call by itself as Programs, without a layer around it: an exchange, what it sends and what it holds.
 
-Ranks differ by their place only: traced is one of them, or, where the call asks who leads a node, a leader and another.
+Ranks differ by their place only: traced is one of them, or, where the call asks who leads a node, a leader and another;
+or one of each set of ranks that say that they are alike.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """A part by itself as Programs, and what a fused kernel makes of one that is cut into tiles.
 
 Routing is even, so that ranks differ by their place only: traced is one of them, or where whom they send to depends on
-that, as in a ring, one a node.
+that, as in a ring, one a node. Of ranks that have unequal work, those that are alike share a program.
 """
 
 from collections import defaultdict

@@ -57,14 +57,18 @@ class Plan:
         return tuple(other for other in range(len(self.seating.shares)) if self._kind(other, sent) == own)
 
     def _kind(self, rank: int, sent: list[list[Share]] | None) -> object:
-        """What a rank's program depends on. A task on a rank by itself sends nothing: only its samples count."""
+        """What a rank's program depends on.
+
+        A task on a rank by itself sends nothing: only its samples count. Of several, and where every branch is summed
+        over all ranks, it also matters which they are: sums start in the order in which gradients come.
+        """
         rows = None if sent is None else ([s.samples for s in sent[rank]], [row[rank].samples for row in sent])
         names = [share.task if self._is_named(share.task) else None for share in self.seating.shares[rank]]
         read = [(share.samples, None if self.data is None else share.task) for share in self.reads.shares[rank]]
         return names, read, rows
 
     def _is_named(self, task: int) -> bool:
-        return self.is_elastic and len(self.seating.replicas(task)) > 1
+        return not self.is_elastic or len(self.seating.replicas(task)) > 1
 
 
 _SEATINGS = {"moesys": "proportional", "even": "one-each", "in-line": "in-line", "ddp": "every-task"}
@@ -123,10 +127,10 @@ def seats(workload: PartWorkload, system: str, ranks: int) -> tuple[Seat, ...]:
     found = []
     for rank in range(ranks):
         works = plan.seating.shares[rank] if sent is None else [row[rank] for row in sent]
-        samples = {share.task: 0 for share in works if share.samples}
+        samples: dict[int, int] = {}
         for share in works:
             if share.samples:
-                samples[share.task] += share.samples
+                samples[share.task] = samples.get(share.task, 0) + share.samples
         reads = tuple((share.task, share.samples) for share in plan.reads.shares[rank])
         found.append(Seat(reads, tuple(samples.items()), tuple(plan.held(rank))))
     return tuple(found)

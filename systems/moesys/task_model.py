@@ -22,7 +22,7 @@ from moebench.kernels.rms_norm import rms_norm
 from moebench.systems.moesys.task_paths import OWN, SHARED, TEMPERATURE, path_weights
 from moebench.workloads.errors import InputError
 
-# (block, rows [B, S, D], samples of each task in order) -> rows of the two networks, of the same samples.
+# (block, normed rows [B, S, D]) -> what the block's networks make of them.
 Feed = Callable[[int, Tensor], Tensor]
 
 

@@ -40,7 +40,7 @@ def test_rates_stand_by_reading_beside_reported_ones(suite):
 def test_who_waits_is_a_table_of_ranks(suite):
     """Ranks of the same tasks, these from 1, samples, and how much of the step they stand still; systems in order."""
     rows = viewed(suite, "ufo")["figures"][0].below.rows
-    assert rows[0] == ["32", "moesys", "0–2", "1, 2", "128", "128", "1,500", "500", "25 %"]
+    assert rows[0] == ["32", "moesys", "0–2", "1, 2", "128", "128", "1,500", "500 (25 %)"]
     assert [row[1] for row in rows] == ["moesys", "ddp", "ddp+by=task"]
 
 

@@ -43,11 +43,12 @@ def traced(system, topology, batches=PAPERS, **sizes):
         ("even", [[0, 1], [2, 3], [4, 5], [6, 7]]),
         ("in-line", [[0, 1, 2, 3], [4, 5], [6, 7]]),
         ("ddp", [list(range(8))]),
-        ("ddp+by=task", [[0, 1], [2, 3], [4, 5, 6, 7]]),
+        ("ddp+by=task", [[0, 1], [2, 3], [4, 5], [6, 7]]),
     ],
 )
 def test_ranks_that_do_the_same_share_a_program(system, alike):
-    """A task on several ranks has a group of its own; one on a rank by itself is as good as another with as many."""
+    """A task on several ranks has a group of its own; one on a rank by itself is as good as another with as many,
+    unless all ranks sum its branch."""
     programs = traced(system, "1x8-a100-80")
     assert [list(program.stands_for) for program in programs] == alike
 
