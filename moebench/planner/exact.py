@@ -69,36 +69,35 @@ def settled(plan: Plan, values: Values, watch: Watch | None = None) -> Settled:
     ranked, rejected, left = list(plan.ranked), list(plan.rejected), list(plan.left_out)
     whole: dict[Setting, JobTime] = {}
     moved = 0.0
-    watch.phase("the first ones whole", len(_doubtful(plan.question, ranked, whole)))
-    while (one := _next(plan.question, ranked, left, whole)) is not None:
-        found = whole[one.setting] = exactly(plan.question, one.setting, values)
-        if isinstance(one, Ranked):
-            moved = max(moved, deviation(one, found))
-            ranked.remove(one)
-        else:
-            left.remove(one)
-        fullest = max(memory(found), key=lambda stage: stage.total)
-        full = too_full(one.setting, fullest, values, plan.question.topology)
-        if full is None:
-            ranked.append(ranked_of(one.setting, found.timeline, fullest, values))
-            ranked.sort(key=lambda one: one.time_s)
-        else:
-            rejected.append(full)
-        watch.step(one.setting.label)
+    while waiting := _waiting(plan.question, ranked, left, whole):
+        watch.phase("the first ones whole", len(waiting))
+        for one in waiting:
+            if one in _waiting(plan.question, ranked, left, whole):
+                found = whole[one.setting] = exactly(plan.question, one.setting, values)
+                if isinstance(one, Ranked):
+                    moved = max(moved, deviation(one, found))
+                    ranked.remove(one)
+                else:
+                    left.remove(one)
+                fullest = max(memory(found), key=lambda stage: stage.total)
+                full = too_full(one.setting, fullest, values, plan.question.topology)
+                if full is None:
+                    ranked.append(ranked_of(one.setting, found.timeline, fullest, values))
+                    ranked.sort(key=lambda one: one.time_s)
+                else:
+                    rejected.append(full)
+            watch.step(one.setting.label)
     answer = band([one.step_s for one in ranked])
     plan = replace(plan, ranked=tuple(ranked), rejected=tuple(rejected), left_out=tuple(left), band=answer)
     return Settled(plan, whole[ranked[0].setting] if ranked else None, len(whole), moved)
 
 
-def _next(
+def _waiting(
     question: Question, ranked: Sequence[Ranked], left: Sequence[LeftOut], whole: Mapping[Setting, JobTime]
-) -> Ranked | LeftOut | None:
-    """The next one to trace; None where all is said."""
-    doubtful = _doubtful(question, ranked, whole)
-    if doubtful:
-        return doubtful[0]
+) -> Sequence[Ranked | LeftOut]:
+    """Those that are to be traced yet, as far as is known."""
     steps = [one.step_s for one in ranked]
-    return next((one for one in left if could_matter(one.floor_s, steps)), None)
+    return _doubtful(question, ranked, whole) or [one for one in left if could_matter(one.floor_s, steps)]
 
 
 def _doubtful(question: Question, ranked: Sequence[Ranked], whole: Mapping[Setting, JobTime]) -> list[Ranked]:

@@ -1,6 +1,7 @@
 """The planner's search: brute force, every reason why not, and what it never has to compose."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,7 +127,11 @@ def test_the_first_is_the_first_of_whole_traces():
     short = replace(first, step_s=first.step_s * 0.9)
     left = LeftOut(second.setting, first.step_s * 0.95)
     assert not could_matter(left.floor_s, [short.step_s])
-    found = settled(replace(plan, ranked=(short,), left_out=(left,)), values)
+    told, done = [], []
+    watch = SimpleNamespace(phase=lambda title, total: told.append(total), step=done.append)
+    found = settled(replace(plan, ranked=(short,), left_out=(left,)), values, watch)
+    assert told == [1, 1]  # nobody waits without word
+    assert len(done) == 2
     whole = exactly(one, first.setting, values).timeline.time_s
     assert [each.setting for each in found.plan.ranked] == [first.setting, second.setting]
     assert not found.plan.left_out
