@@ -13,7 +13,7 @@ from moebench.claims.evidence import Evidence
 from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number
 from moebench.claims.reported import UNITS, Claim, ways
 from moebench.claims.scope import CantAnswer, named, ranks_of
-from moebench.claims.verdict import BASELINE_OUT, SYSTEM_OUT
+from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
 from moebench.plan_parts import workloads
 from moebench.results.rows import Row
 from moebench.workloads.part import PartWorkload
@@ -207,7 +207,9 @@ def _condition(claim: Claim, one: Planned, rows: Mapping[Key, Row]) -> Condition
     draws = max(len(row.draws) for row in used) or 1
     each = [drawn(row, draws) for row in used]
     values = _value(claim, one.sides, each)
-    missing = np.where(np.isnan(each[0]), SYSTEM_OUT, np.where(np.isnan(each[-1]), BASELINE_OUT, "")).astype(object)
+    ours, theirs = (np.isnan(one) for one in (each[0], each[-1]))
+    both = ours & theirs & (len(each) > 1)
+    missing = np.select([both, ours, theirs], [BOTH_OUT, SYSTEM_OUT, BASELINE_OUT], "").astype(object)
     places = tuple(dict.fromkeys(side.topology for side in one.sides))
     cases = tuple(dict.fromkeys(row.case for row in used))
     return Condition(one.reading, values, missing, places, cases=cases)

@@ -63,6 +63,9 @@ def test_who_is_out_of_memory_is_told(suite):
     found = obtain(CLAIMS["ufo-throughput"], suite, evidence)
     assert found.conditions[0].missing[0] == v.BASELINE_OUT
     assert obtain(CLAIMS["ufo-mem-pytorch"], suite, evidence).conditions[0].values[0] == 50.0
+    neither = Evidence(rows_of(suite, out=("moesys", "ddp")))
+    assert obtain(CLAIMS["ufo-throughput"], suite, neither).conditions[0].missing[0] == v.BOTH_OUT
+    assert obtain(CLAIMS["ufo-ips"], suite, neither).conditions[0].missing[0] == v.SYSTEM_OUT
 
 
 @pytest.mark.parametrize(
