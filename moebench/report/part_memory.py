@@ -20,6 +20,8 @@ PANEL = (2.5, 2.15)  # inches
 def with_baseline(experiment: PartExperiment, calls: pd.DataFrame) -> pd.DataFrame:
     """Calls that have a number and whose baseline has, a panel a reading, with time and memory over the baseline's."""
     rows = calls.dropna(subset="value").copy()
+    own = set(rows.loc[rows["system"] == experiment.figure["baseline"], "part"])
+    rows = rows[rows["part"].isin(own)].copy()  # another part of the experiment has another baseline, or none
     rows["panel"] = by_reading(experiment, rows)
     base = rows[rows["system"] == experiment.figure["baseline"]].drop_duplicates("panel").set_index("panel")
     for name, column in (("over", "value"), ("of_memory", "peak_memory"), ("over_formula", "formula_time")):
@@ -114,14 +116,14 @@ def _drawn(
         )
         for axis, panel in zip(axes.flat, panels):
             own = rows[rows["panel"] == panel]
-            _panel(axis, own, marks, [row for (name, _), row in marked.items() if name == panel])
+            _panel(axis, own, _unit(rows)[1], marks, [row for (name, _), row in marked.items() if name == panel])
             axis.set_title(panel.replace(", ", ",\n"), fontsize=8)
         for axis in list(axes.flat)[len(panels) :]:
             axis.set_visible(False)
         for axis in axes[:, 0]:
             axis.set_ylabel("time over baseline", fontsize=8)
         for axis in list(axes.flat)[max(0, len(panels) - columns) : len(panels)]:
-            axis.set_xlabel("GB of a rank", fontsize=8)
+            axis.set_xlabel(f"{_unit(rows)[0]} of a rank", fontsize=8)
         handles = [plt.Line2D([], [], marker=mark, color=colour, ms=5, lw=1) for colour, mark in marks.values()]
         beside = {"by formula": {"marker": "x", "color": MUTED, "ms": 4}} if rows["over_formula"].notna().any() else {}
         beside |= {"knee": {"marker": "o", "color": INK, "mfc": "none", "ms": 8}} if marked else {}
@@ -132,20 +134,20 @@ def _drawn(
 
 
 def _panel(
-    axis, own: pd.DataFrame, marks: Mapping[str, tuple[str, str]], knees_here: Sequence[pd.Series]
+    axis, own: pd.DataFrame, size: float, marks: Mapping[str, tuple[str, str]], knees_here: Sequence[pd.Series]
 ) -> None:
     from matplotlib.ticker import MaxNLocator, NullFormatter
 
     for name, (colour, mark) in marks.items():
         one = own[own["system"].astype(str).map(family) == name].sort_values("peak_memory")
-        at = one["peak_memory"].to_numpy(dtype=float) / GB
+        at = one["peak_memory"].to_numpy(dtype=float) / size
         axis.plot(at, one["over"].to_numpy(dtype=float), marker=mark, color=colour, ms=4, lw=1)
         axis.plot(at, one["over_formula"].to_numpy(dtype=float), ls="none", marker="x", color=MUTED, ms=3.5, mew=0.9)
     for row in knees_here:
-        axis.plot([row["peak_memory"] / GB], [row["over"]], ls="none", marker="o", color=INK, mfc="none", ms=9, mew=1)
+        axis.plot([row["peak_memory"] / size], [row["over"]], ls="none", marker="o", color=INK, mfc="none", ms=9, mew=1)
     top = float(own["over"].max())
     axis.set_yscale("log")
-    axis.set_ylim(0.93, max(1.2, top * 1.15))
+    axis.set_ylim(min(0.93, 0.93 * float(own["over"].min())), max(1.2, top * 1.15))
     ticks = (1, 1.1, 1.2, 1.5) if top < 2 else (1, 1.5, 2, 3, 5) if top < 6 else (1, 2, 5, 10, 20, 50, 100)
     axis.set_yticks([tick for tick in ticks if tick <= max(1.2, top * 1.15)])
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -154,11 +156,17 @@ def _panel(
     axis.tick_params(labelsize=8)
 
 
+def _unit(rows: pd.DataFrame) -> tuple[str, float]:
+    """What memory is told in."""
+    return ("GB", GB) if rows["peak_memory"].max() >= 0.1 * GB else ("MB", GB / 1e3)
+
+
 def _table(rows: pd.DataFrame) -> Table:
-    columns = ["case", "system", "memory, GB", "of the baseline's", "time, ms", "5–95 %", "over the baseline's",
+    unit, size = _unit(rows)
+    columns = ["case", "system", f"memory, {unit}", "of the baseline's", "time, ms", "5–95 %", "over the baseline's",
                "by formula, ms"]  # fmt: skip
     body = [
-        [row["panel"], Linked(str(row["system"]), row["case"]), number(row["peak_memory"] / GB),
+        [row["panel"], Linked(str(row["system"]), row["case"]), number(row["peak_memory"] / size),
          f"{row['of_memory']:.1%}", number(1e3 * row["value"]), interval(1e3 * row["low"], 1e3 * row["high"]),
          number(row["over"]), number(1e3 * row["formula_time"])]
         for _, row in rows.iterrows()
