@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -125,7 +126,9 @@ def _drawn(
         for axis in list(axes.flat)[max(0, len(panels) - columns) : len(panels)]:
             axis.set_xlabel(f"{_unit(rows)[0]} of a rank", fontsize=8)
         handles = [plt.Line2D([], [], marker=mark, color=colour, ms=5, lw=1) for colour, mark in marks.values()]
-        beside = {"by formula": {"marker": "x", "color": MUTED, "ms": 4}} if rows["over_formula"].notna().any() else {}
+        beside: dict[str, dict[str, Any]] = (
+            {"by formula": {"marker": "x", "color": MUTED, "ms": 4}} if rows["over_formula"].notna().any() else {}
+        )
         beside |= {"knee": {"marker": "o", "color": INK, "mfc": "none", "ms": 8}} if marked else {}
         handles += [plt.Line2D([], [], ls="none", **how) for how in beside.values()]
         labels = [*families, *beside]
