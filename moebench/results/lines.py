@@ -156,7 +156,8 @@ def _items(file: Path, wanted: re.Pattern[bytes]) -> Iterator[tuple[int, dict[st
         if not wanted.search(line):
             if not (line.startswith(b"{") and line.rstrip().endswith(b"}")):
                 raise InputError(f"{where}: not a JSON object")
-            continue
+            if b'"metric"' in line:
+                continue
         try:
             item = _DECODER.decode(line.removeprefix(_BYTE_ORDER_MARK).decode())
         except (ValueError, RecursionError) as error:

@@ -69,7 +69,8 @@ def test_a_row_that_other_code_made_is_told(run_folder, capsys):
         _, both, _ = moebench(capsys, "explain", run_folder, "deepspeed", "hetumoe")
         path.write_text(kept)
         for out in (one, both):
-            assert ("(+25.00%): it was made with other code than explains it here" in out) is is_told
+            said = " ".join(out.split())  # where lines break depends on the folder's name
+            assert ("(+25.00%): it was made with other code than explains it here" in said) is is_told
 
 
 def test_explain_two_cases(run_folder, capsys):

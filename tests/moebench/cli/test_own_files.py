@@ -130,7 +130,7 @@ def test_a_recorded_routing_that_can_not_serve_is_refused_before_the_run(moebenc
 
 def test_the_examples_of_the_page_are_valid(moebench, in_folder):
     """Model, suites, the routing that its Python writes, the suite with it, and the claims."""
-    model, suite, jobs, layer = blocks("toml")
+    model, suite, jobs, parts, layer = blocks("toml")
     (numbers,), (python,) = blocks("csv"), blocks("python")
     exec(python, {})
     experiment = suite_text(layer="").replace('["switch", "topk-2"]', '["topk-2"]') + layer
@@ -138,6 +138,7 @@ def test_the_examples_of_the_page_are_valid(moebench, in_folder):
         written(in_folder, model, "our-model.toml"),
         written(in_folder, suite, "ours.toml"),
         written(in_folder, jobs, "jobs.toml"),
+        written(in_folder, parts, "parts.toml"),
         in_folder / "my-routing.npz",
         written(in_folder, experiment, "traced.toml"),
         written(in_folder, numbers, "mine.csv"),
@@ -145,4 +146,4 @@ def test_the_examples_of_the_page_are_valid(moebench, in_folder):
     said = moebench("validate", *files)
     assert said.err == ""
     kinds = [line.partition(": ")[2].partition(",")[0].partition(" ")[0] for line in said.out.splitlines()]
-    assert kinds == ["model", "suite", "suite", "recorded", "suite", "reported"]
+    assert kinds == ["model", "suite", "suite", "suite", "recorded", "suite", "reported"]
