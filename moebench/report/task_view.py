@@ -154,7 +154,7 @@ def _who_waits(experiment: PartExperiment, own: pd.DataFrame) -> Table | None:
                 f"{_between([1e3 * wait for wait in waits])} ({_between(shares)} %)",
             ]
         )  # fmt: skip
-    columns = ["GPUs", "system", "ranks", "tasks", "samples read", "through networks"]
+    columns = ["GPUs", "system", "ranks", "tasks", "samples read", "samples run"]
     columns += ["computes, ms", "stands still, ms"]
     caption = "Who waits, with the default reading: for others' samples, for collectives or for the host"
     return Table(columns, rows, caption, frozenset(columns[4:])) if rows else None
