@@ -1,6 +1,6 @@
 """Claims about two ways to do a part: tokens a second, memory, and whether one takes about as long as the other.
 
-A way with a number that the paper does not say, `moesys+slots=2`, is a curve: memory against time. It is judged at its
+A way with a number that the paper does not say, `ring+slots=2`, is a curve: memory against time. It is judged at its
 knee, the least memory from which more of it, short of the baseline's, gains less than 5 %.
 """
 
