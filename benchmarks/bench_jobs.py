@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from moebench.case import Case
-from moebench.job_rows import simulated
+from moebench.cases.case import Case
+from moebench.rows.jobs import simulated
 from moebench.sim.job import _part_time
 from moebench.sim.uncertainty import draw
 from moebench.trace.job import _stage

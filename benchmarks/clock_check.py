@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.local.machine import cpu_slug, machine_title
 from moebench.results.rows import Row
 from moebench.workloads.layer import GateSpec, LayerWorkload
@@ -148,7 +148,7 @@ def check_correctness() -> None:
     Raises:
         RuntimeError: a system fails its check instance.
     """
-    from moebench.correctness import check
+    from moebench.checks.correctness import check
 
     for system in SYSTEMS:
         for gate in GATES:

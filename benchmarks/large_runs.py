@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moebench.cases.plan import Filters
 from moebench.environment import environment
-from moebench.plan import Filters
 from moebench.results.store import new_record
 from moebench.workloads.load import load_suite, load_topology
 

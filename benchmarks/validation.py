@@ -31,7 +31,8 @@ from moebench.calibrate_ranks import (
     time_exchanges,
     write_machine,
 )
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.plan import Filters, Machines, plan
 from moebench.cluster.exchanges import BESIDE, FLAT, PRODUCTS, TWO_PHASE, exchange_of
 from moebench.cluster.link_fit import Place, Timed
 from moebench.cluster.probes import Exchange
@@ -40,7 +41,6 @@ from moebench.kernels.collectives.group import Group
 from moebench.local.fit import Fit, Range
 from moebench.local.machine import cpu_slug
 from moebench.local.stats import summarise
-from moebench.plan import Filters, Machines, plan
 from moebench.program import Program
 from moebench.results.rows import CPU_BOUND, Row
 from moebench.sim.replay import Replay, replay

@@ -117,7 +117,7 @@ def calibrate_ranks(
         work: what is known of the cores already; else it is measured here.
 
     Raises:
-        moebench.ranks.RanksError: a rank failed.
+        moebench.ranks.run.RanksError: a rank failed.
         moebench.cluster.lab.LabError: the emulated cluster could not be built.
     """
     start = time.monotonic()

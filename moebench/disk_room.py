@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moebench.case import Case
-from moebench.plan_parts import part_of, refusal
+from moebench.cases.case import Case
+from moebench.cases.parts import part_of, refusal
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.part import PartWorkload

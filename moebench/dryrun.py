@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from moebench import kinds
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.gates import ENGINE as COUNT
 from moebench.environment import usable_cores
-from moebench.plan_gates import ENGINE as COUNT
 from moebench.results.rows import Row
 from moebench.run import Plan
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from moebench import cache_study
-from moebench.case import Case
-from moebench.plan_parts import of_part
-from moebench.ranks import run_ranks
+from moebench.cases.case import Case
+from moebench.cases.parts import of_part
+from moebench.ranks.run import run_ranks
 from moebench.results.rows import DEVIATION, Row, row_of
 from moebench.systems.part_registry import COUNTS, STUDIES
 from moebench.workloads.part import PARTS, StudyWorkload

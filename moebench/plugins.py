@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from moebench.cluster.blame import blame
 from moebench.kernels.collectives.group import Group
-from moebench.ranks import RanksError, run_ranks
+from moebench.ranks.run import RanksError, run_ranks
 from moebench.systems import registry
 from moebench.systems.interface import supported
 from moebench.systems.plugins import Unusable

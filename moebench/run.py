@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from moebench import kinds
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.plan import Filters, Machines, chosen_experiments, place_names, plan, quickened
 from moebench.environment import environment, usable_cores
-from moebench.plan import Filters, Machines, chosen_experiments, place_names, plan, quickened
 from moebench.results.rows import Row, with_finite_numbers, without_number
 from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
 from moebench.spending import Spending
@@ -170,7 +170,7 @@ def execute(
 
     Args:
         jobs: processes an engine may use; default the usable cores.
-        check: the correctness gate, `check(cases) -> a Status each`; default moebench.correctness.check_cases.
+        check: the correctness gate, `check(cases) -> a Status each`; default moebench.checks.correctness.check_cases.
         timeout_s: how long a step of real ranks may take; default as the engine thinks.
         spending: how long an engine may measure what is uncertain again; default not at all.
         meanwhile: what the caller has to do anyway, while engines start what takes long to start.
@@ -251,7 +251,7 @@ def _correct_cases(
 
 
 def _check() -> Check:
-    from moebench.correctness import check_cases
+    from moebench.checks.correctness import check_cases
 
     return check_cases
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.local.stats import summarise
 from moebench.spending import Spending
 

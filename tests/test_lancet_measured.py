@@ -8,7 +8,7 @@ import pytest
 from benchmarks import accuracy
 from benchmarks.lancet_measured import simulated
 from benchmarks.lancet_results import ALONE, LANCET, RAF, Measured, Step, losses, markdown, read, write
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.workloads.load import load_topology
 
 MODEL = "gpt2-moe+layers=2+d_model=16+heads=2+sequence=8+vocabulary=32"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from moebench.cases.plan import Filters
+from moebench.checks.correctness import Status, check_all, check_gates, trial
 from moebench.cli.step_table import print_times
-from moebench.correctness import Status, check_all, check_gates, trial
 from moebench.new_system import write_package
-from moebench.plan import Filters
 from moebench.run import begin, execute, prepare
 from moebench.systems.registry import get
 from moebench.workloads.gates.registry import GATES, parse_label

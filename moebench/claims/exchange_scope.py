@@ -8,10 +8,10 @@ model whose shape is not known leaves open too). What it does say
 from dataclasses import dataclass
 from itertools import product
 
+from moebench.cases.exchanges import is_default
 from moebench.claims.finding import WORDS
 from moebench.claims.reported import Claim, exchanges
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
-from moebench.plan_exchanges import is_default
 from moebench.workloads.exchange import EXCHANGES, size_words
 from moebench.workloads.suite import ExchangeExperiment, Suite
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moebench.cases.gates import ENGINE
 from moebench.claims.evidence import Evidence
 from moebench.claims.query import Condition, Obtained
 from moebench.claims.reported import Claim
 from moebench.claims.scope import CantAnswer, experiment_of, named
-from moebench.plan_gates import ENGINE
 from moebench.results.rows import Row
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.suite import GateExperiment, Suite

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.jobs import is_papers, ranks_of, workload_of
 from moebench.claims.evidence import Evidence
 from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number, reduced
 from moebench.claims.reported import UNITS, Claim
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
 from moebench.claims.verdict import BASELINE_OUT, SYSTEM_OUT
-from moebench.plan_jobs import is_papers, ranks_of, workload_of
 from moebench.results.rows import Row
 from moebench.workloads.job import JobWorkload
 from moebench.workloads.suite import JobExperiment, JobReading, Suite

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moebench.cases.kernels import workloads_of
 from moebench.claims.evidence import Evidence
 from moebench.claims.query import Condition, Obtained, reduced, speedups
 from moebench.claims.reported import BEST_OTHER, Claim, compared_with, implementations
 from moebench.claims.scope import CantAnswer, experiment_of, named
-from moebench.plan_kernels import workloads_of
 from moebench.quantities import amount
 from moebench.results.rows import Row
 from moebench.workloads.kernel import DIMENSIONS, FORWARD, KernelWorkload

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moebench.cases.models import workload_of
 from moebench.claims.evidence import Evidence
 from moebench.claims.model_amounts import AMOUNTS, SCOPE_KEYS, amounts, is_meant
 from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number, reduced, speedups
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with, readings
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
-from moebench.plan_models import workload_of
 from moebench.results.rows import Row
 from moebench.workloads.figure_lists import tuned
 from moebench.workloads.suite import ModelExperiment, ModelReading, Suite

@@ -3,7 +3,7 @@
 One of them is no parameter of a machine: that congestion takes more of the fabric from the baseline, with its many
 messages to everyone at once, than from the exchange with its few. The model prices both alike.
 
-The search reads rows `time_if` (moebench.exchange_rows): the time of each exchange by the value of one parameter, on
+The search reads rows `time_if` (moebench.rows.exchanges): the time of each exchange by the value of one parameter, on
 the nominal machine. Between the values that were replayed, times are taken as straight lines in logarithms of both.
 """
 
@@ -17,7 +17,7 @@ from moebench.claims.evidence import Evidence
 from moebench.claims.exchange_scope import GAIN, Choice, Point, sides_of
 from moebench.claims.finding import words_over
 from moebench.claims.reported import Claim
-from moebench.exchange_rows import FABRIC, NICS
+from moebench.rows.exchanges import FABRIC, NICS
 from moebench.workloads.exchange import size_words
 from moebench.workloads.machine import Topology
 

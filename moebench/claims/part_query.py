@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moebench.cases.gates import ENGINE as COUNT
+from moebench.cases.parts import workloads
 from moebench.claims import task_query
 from moebench.claims.evidence import Evidence
 from moebench.claims.part_against import condition, curve, is_about
@@ -16,8 +18,6 @@ from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, 
 from moebench.claims.reported import UNITS, Claim
 from moebench.claims.scope import CantAnswer, experiment_of, is_size, named, ranks_of
 from moebench.claims.words import listed
-from moebench.plan_gates import ENGINE as COUNT
-from moebench.plan_parts import workloads
 from moebench.results.rows import DEVIATION, Row
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.model import shape_of

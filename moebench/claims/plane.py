@@ -1,7 +1,7 @@
 """Where claims about exchanges hold if two things change: the speed inside a node, and a message's cost between nodes.
 
 They are what a gain is made of: an exchange through leaders pays inside the nodes and saves messages. Rows
-`time_if_both` (moebench.exchange_rows) hold the times; between them times are straight lines in logarithms.
+`time_if_both` (moebench.rows.exchanges) hold the times; between them times are straight lines in logarithms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from moebench.claims.evidence import Evidence
 from moebench.claims.exchange_scope import Choice, Point, conditions, exchanges_of, sides_of
 from moebench.claims.reported import RATIO, Claim
 from moebench.claims.scope import CantAnswer
-from moebench.exchange_rows import MESSAGE
+from moebench.rows.exchanges import MESSAGE
 from moebench.workloads.machine import Parameter, Topology
 from moebench.workloads.suite import Suite
 

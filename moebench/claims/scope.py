@@ -8,8 +8,8 @@ import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from moebench.cases.layers import Assumption, assumptions
 from moebench.claims.reported import Claim
-from moebench.plan_layers import Assumption, assumptions
 from moebench.workloads.experts import experts_for
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.suite import AnyExperiment, LayerExperiment, Suite

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from moebench.cases.parts import workloads
 from moebench.claims.evidence import Evidence
 from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number
 from moebench.claims.reported import UNITS, Claim, ways
 from moebench.claims.scope import CantAnswer, named, ranks_of
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
-from moebench.plan_parts import workloads
 from moebench.results.rows import Row
 from moebench.workloads.part import PartWorkload
 from moebench.workloads.suite import PartExperiment, PartReading

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from moebench.cases.gates import ENGINE as COUNT
 from moebench.claims import verdict as v
 from moebench.claims.deciding import WORTH_NAMING, Influence
 from moebench.claims.query import Obtained
 from moebench.claims.reported import EXACT, FRACTION, RATIO, SHARE, Claim
 from moebench.claims.words import factor_words, level_words, outcome_words
-from moebench.plan_gates import ENGINE as COUNT
 
 TOLD_LEVELS = 3  # of an assumption with more levels, those at which most draws agree
 _RELATION = {

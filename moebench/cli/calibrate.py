@@ -73,7 +73,7 @@ def _calibrate_ranks(
 ) -> None:
     from moebench.calibrate_ranks import calibrate_ranks, place_of, topology_path, write_machine
     from moebench.cluster.lab import LabError
-    from moebench.ranks import RanksError
+    from moebench.ranks.run import RanksError
 
     place = place_of(emulate, nic_rate, switch_buffer, ranks)
     path = output or topology_path(place)

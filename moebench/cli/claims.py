@@ -78,8 +78,8 @@ def of_experiments(shown: "list[Shown]", wanted: Sequence[str]) -> "list[Shown]"
 
 def described(folder: "RunFolder") -> str:
     """Which run it is, and what of its suite it leaves out."""
+    from moebench.cases.plan import QUICK_SAMPLES
     from moebench.claims.scoreboard import what_if
-    from moebench.plan import QUICK_SAMPLES
 
     filters = folder.filters
     facts = [f"{folder.path}: {folder.suite.name}, {str(folder.record.get('created')).replace('T', ' ')}"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from moebench.explain import Breakdown, Comparison, OperatorPart, RegionPart
+    from moebench.explain.case import Breakdown, Comparison, OperatorPart, RegionPart
     from moebench.results.rows import Row
     from moebench.results.store import RunFolder
     from moebench.sim.recorded import RecordedCase
@@ -34,7 +34,7 @@ def command(run: Path, case: str | None, other: str | None, top: int, as_json: b
     their times.
     """
     from moebench.cli.tables import print_json
-    from moebench.explain import compare
+    from moebench.explain.case import compare
 
     if case is None:
         _list_cases(run, as_json)
@@ -87,7 +87,7 @@ def _beside_its_row(found: "Breakdown", folder: "RunFolder") -> "Breakdown":
 def taken_apart(recorded: "RecordedCase") -> "Breakdown":
     """The breakdown of one case of a run."""
     from moebench import kinds
-    from moebench.explain import breakdown
+    from moebench.explain.case import breakdown
 
     kind = recorded.case.workload.kind
     if kinds.KINDS[kind].apart:
@@ -133,8 +133,8 @@ def _list_cases(run: Path, as_json: bool) -> None:
 
 def _show(found: "Breakdown | Comparison", top: int) -> None:
     from moebench.cli.tables import is_wrapped, output_width, wrapped
-    from moebench.explain import Breakdown
-    from moebench.explain_words import difference_words, words
+    from moebench.explain.case import Breakdown
+    from moebench.explain.words import difference_words, words
 
     sentences = words(found) if isinstance(found, Breakdown) else difference_words(found)
     for sentence in sentences:
@@ -151,7 +151,7 @@ def _show(found: "Breakdown | Comparison", top: int) -> None:
 
 def _print_parts(title: str, parts: "tuple[RegionPart | OperatorPart, ...]", whole: "Breakdown") -> None:
     """Compute, exposed communication, host and share of each part."""
-    from moebench.explain import OperatorPart
+    from moebench.explain.case import OperatorPart
     from moebench.quantities import amount
 
     columns = [title, "time", "share", "compute", "exposed", "host", *_counts(title)]
@@ -220,8 +220,8 @@ def _document(found: "Breakdown | Comparison") -> dict[str, Any]:
     """The data and the sentences."""
     from dataclasses import asdict
 
-    from moebench.explain import Breakdown
-    from moebench.explain_words import difference_words, words
+    from moebench.explain.case import Breakdown
+    from moebench.explain.words import difference_words, words
 
     sentences = words(found) if isinstance(found, Breakdown) else difference_words(found)
     return {"words": sentences, **asdict(found)}

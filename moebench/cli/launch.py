@@ -14,9 +14,9 @@ def command(suite: str, asked: str, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
+    from moebench.cases.plan import Filters
     from moebench.cli.tables import print_json
     from moebench.cluster.commands import starts
-    from moebench.plan import Filters
     from moebench.run import prepare
     from moebench.workloads.load import load_suite, load_topology
 

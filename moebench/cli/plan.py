@@ -93,8 +93,8 @@ def command(
 
 
 def _machine(name: str, sets: tuple[str, ...]):  # type: ignore[no-untyped-def]
+    from moebench.cases.plan import Machines
     from moebench.cli.run import settings_of
-    from moebench.plan import Machines
 
     return Machines(settings_of(sets))(name)
 

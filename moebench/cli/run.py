@@ -12,7 +12,7 @@ import click
 from moebench.workloads.errors import InputError
 
 if TYPE_CHECKING:
-    from moebench.case import Case
+    from moebench.cases.case import Case
     from moebench.cluster.detect import Launched
     from moebench.run import Job, Outcome, Plan
     from moebench.spending import Spending
@@ -216,8 +216,8 @@ def _ahead(suite: str, engine: str) -> AbstractContextManager[None]:
 
 
 def _prepared(suite: str, engine: str, settings: dict[str, str], quick: bool, filters: dict[str, tuple]) -> "Plan":
+    from moebench.cases.plan import Filters
     from moebench.cli.left_out import tell_left_out
-    from moebench.plan import Filters
     from moebench.run import prepare
     from moebench.workloads.load import load_suite
 
@@ -242,8 +242,8 @@ def settings_of(settings: Sequence[str], rates: Mapping[str, str] = MappingProxy
 
 def _check_measured(settings: Sequence[str], ready: "Plan") -> None:
     """Refuse to set what no measurement would follow: only the network of an emulated cluster does."""
+    from moebench.cases.gates import ENGINE as COUNT
     from moebench.cluster.emulation import SHAPED
-    from moebench.plan_gates import ENGINE as COUNT
     from moebench.workloads.places import EMULATED
 
     measured = {case.topology: case.engine for case in ready.cases if case.engine not in ("sim", COUNT)}

@@ -5,7 +5,7 @@ from string import ascii_uppercase
 
 import click
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.cli.tables import chosen, fitting, output_width, table_lines
 from moebench.quantities import a
 from moebench.results.rows import CPU_BOUND, DEVIATION, HIT_RATE, SUPPORTED, Row

@@ -29,7 +29,7 @@ def command(run: Path, case: str, output: Path) -> None:
 def write_timeline(run: Path, case: str, output: Path | None) -> None:
     """Write the timeline of a case to a file, or to standard output."""
     from moebench import kinds
-    from moebench.perfetto import chrome_trace, trace_text, write_trace
+    from moebench.export.perfetto import chrome_trace, trace_text, write_trace
     from moebench.results.store import storage
     from moebench.sim.recorded import load_case
 

@@ -67,8 +67,8 @@ def _claims(path: Path) -> str:
 
 def _planned(path: Path) -> str:
     """A suite is valid when its cases can be planned, systems and workloads too, and its figures name real numbers."""
+    from moebench.cases.plan import Filters, plan
     from moebench.figures.gather import gather
-    from moebench.plan import Filters, plan
     from moebench.workloads.load import load_suite
 
     suite = load_suite(str(path.absolute()))

@@ -45,7 +45,7 @@ def first_cause(report: str) -> str:
 
 
 def blame(report: str) -> Blame:
-    """The blame for a failure that `moebench.rank_report.explain` describes."""
+    """The blame for a failure that `moebench.ranks.report.explain` describes."""
     named = _NAMED.search(report) or _STUCK.search(report)
     case = named["case"] if named else None
     first = _first(report)

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from time import monotonic
 
 from moebench import kinds
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.cluster.blame import blame
 from moebench.cluster.launchers import Launcher, check_startable, launcher_of
 from moebench.cluster.rows import Measured, rows_of_case, take, times_s
 from moebench.cluster.session import Session
 from moebench.cluster.worker import FIRST_STEP_S, TARGET, Request, plan_samples
 from moebench.local.engine import by_point
-from moebench.ranks import PlaceLost, RanksError
+from moebench.ranks.run import PlaceLost, RanksError
 from moebench.results.rows import Row
 from moebench.spend import NOT_REACHED, Held, interval_width, spend
 from moebench.spending import Spending

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moebench.cluster.room import room_problem
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.places import EMULATED, ON_THIS_MACHINE
@@ -35,7 +35,7 @@ class Launcher(Protocol):
         """Call `function(group, *args)` of `module:function` on every rank; results in rank order.
 
         Args:
-            silence_s: from rank 0's start of the function to its first sign of life (`moebench.pulse`), which says how
+            silence_s: from rank 0's start of the function to its first sign of life (`ranks.pulse`), which says how
                 long it may take to the next; None: it gives none.
 
         Raises:

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 from moebench.cluster.detect import Launched
 from moebench.local.child import ALLOCATOR
-from moebench.pulse import VARIABLE
-from moebench.rank_remains import exit_after_peers, exit_at_once, leave, leave_failure
+from moebench.ranks.pulse import VARIABLE
+from moebench.ranks.remains import exit_after_peers, exit_at_once, leave, leave_failure
 
 _STACK_SIGNAL = signal.SIGUSR1
 _STACK_TIME_S = 0.2  # for a rank to write where it stands
@@ -58,7 +58,7 @@ class Ending:
         return _on_own_clock(self.noticed_at)
 
     def unpack(self, folder: Path, rank: int) -> None:
-        """Write the files as moebench.rank_report reads them, times on this process's monotonic clock."""
+        """Write the files as moebench.ranks.report reads them, times on this process's monotonic clock."""
         files = dict(self.files)
         if "failure" in files:
             _, text = pickle.loads(files["failure"])

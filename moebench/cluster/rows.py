@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from moebench import kinds
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.cluster.worker import Detail, Report, Sample
 from moebench.local.stats import outliers, summarise
 from moebench.local.throttle import THROTTLED, is_throttled

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from moebench.cluster.board import Board, shared_board
 from moebench.cluster.detect import Launched
 from moebench.cluster.rank_process import Ending, RankProcess, not_started
-from moebench.pulse import Listener
-from moebench.rank_report import Outcome, explain
-from moebench.ranks import RanksError
+from moebench.ranks.pulse import Listener
+from moebench.ranks.report import Outcome, explain
+from moebench.ranks.run import RanksError
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 

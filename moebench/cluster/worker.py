@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.cluster.blame import CaseFailed
 from moebench.cluster.host import Host, HostTimes, keep_freed_memory, this_host
 from moebench.kernels.collectives.group import Group
@@ -26,7 +26,7 @@ from moebench.local.stats import balanced_order
 from moebench.local.step import Step, build_step
 from moebench.local.worker import failure_of
 from moebench.program import Program
-from moebench.pulse import beat
+from moebench.ranks.pulse import beat
 
 if TYPE_CHECKING:
     from moebench.cluster.lab.counters import NicCounters

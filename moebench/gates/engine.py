@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from moebench import kinds
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.results.rows import Row, row_of, without_number
 from moebench.sim.engine import POOL_THRESHOLD, described
 from moebench.sim.workers import workers
@@ -51,7 +51,7 @@ def rows_of_rule(case: Case, hardware: str) -> list[Row]:
 
 def expected(case: Case) -> tuple[float, str]:
     """Time and status of a rule: what it does is counted once, by the definition that all systems are held to."""
-    from moebench.correctness import rule_refusal
+    from moebench.checks.correctness import rule_refusal
     from moebench.systems.registry import reference
 
     refused = rule_refusal(case)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.gates import gate_of
 from moebench.gates.learn import Moment, consistency, train
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.explicit import count
-from moebench.plan_gates import gate_of
 from moebench.results.rows import Row, row_of
 from moebench.systems.reference import REFERENCE, ReferenceLayer
 from moebench.workloads.clustered import ClusteredTask

@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.local.child import ChildFailed, run_child
 from moebench.local.clock import clock_for
 from moebench.local.rows import rows_of_case

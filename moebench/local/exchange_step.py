@@ -2,12 +2,12 @@
 
 import torch
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.exchanges import exchange_of
 from moebench.kernels.collectives.exchanges import plan_exchange
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.region import region
 from moebench.local.step import CannotRun, Step
-from moebench.plan_exchanges import exchange_of
 from moebench.workloads.dtypes import torch_dtype
 
 

@@ -5,10 +5,10 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.kernels import kernel_of
 from moebench.kernels.collectives.group import Group
 from moebench.local.step import CannotRun, Step
-from moebench.plan_kernels import kernel_of
 from moebench.program import Program
 from moebench.quantities import amount, times
 from moebench.trace.errors import Skipped, Unsupported

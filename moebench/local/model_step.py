@@ -2,12 +2,12 @@
 
 import torch
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.models import memory_problem, model_of
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.local.machine import memory_bytes
 from moebench.local.step import CannotRun, Step
-from moebench.plan_models import memory_problem, model_of
-from moebench.pulse import beat
+from moebench.ranks.pulse import beat
 from moebench.systems.model_interface import Place
 from moebench.systems.model_registry import get
 from moebench.systems.planning import MeasuredProfile, sample_data

@@ -2,11 +2,11 @@
 
 import torch
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.parts import part_of, shape_of
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.kernels.region import region
 from moebench.local.step import CannotRun, Step
-from moebench.plan_parts import part_of, shape_of
 from moebench.systems.part_interface import Setting
 from moebench.systems.part_registry import make
 from moebench.workloads.dtypes import torch_dtype

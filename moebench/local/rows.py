@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from moebench import kinds
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.local.stats import outliers, summarise
 from moebench.local.throttle import judged
 from moebench.results.rows import Row, row_of

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from moebench import kinds
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.layers import layer_of
 from moebench.kernels.collectives.group import Group, described_group
-from moebench.plan_layers import layer_of
 from moebench.program import Program
 from moebench.systems.interface import LayerWeights, problem
 from moebench.workloads.dtypes import torch_dtype

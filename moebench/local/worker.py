@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.local.child import Parent, pin_threads
 from moebench.local.clock import HOT, Clock, clock_for, quiet_interpreter
 from moebench.local.stats import balanced_order

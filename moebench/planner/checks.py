@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from moebench.case import Case
-from moebench.check_jobs import LAYOUT, MODEL, check
-from moebench.correctness import Status
+from moebench.cases.case import Case
+from moebench.checks.correctness import Status
+from moebench.checks.jobs import LAYOUT, MODEL, check
 from moebench.systems.job_registry import get
 from moebench.workloads.job import JobWorkload
 

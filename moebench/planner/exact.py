@@ -7,7 +7,7 @@ first places are apart at times. So those that may be first are traced whole bef
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.planner.band import band, could_matter
 from moebench.planner.estimate import FEW, Values
 from moebench.planner.search import LeftOut, Plan, Ranked, Unwatched, Watch, ranked_of, too_full

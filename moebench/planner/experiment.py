@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.plan import Context, refuse_unknown, wanted
+from moebench.checks.correctness import Status
 from moebench.claims.scope import CantAnswer
-from moebench.correctness import Status
-from moebench.plan import Context, refuse_unknown, wanted
 from moebench.planner.checks import checked
 from moebench.planner.describe import mfu
 from moebench.planner.exact import settled

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from moebench.cases.gates import ENGINE
 from moebench.gates.study import EVALUATION, TRAINING
-from moebench.plan_gates import ENGINE
 from moebench.report.text import printable
 from moebench.results.store import RunFolder
 from moebench.results.table import table

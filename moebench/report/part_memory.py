@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from moebench.cases.parts import workloads
 from moebench.claims.part_against import NEAR, Variant, curve, knee
-from moebench.plan_parts import workloads
 from moebench.report.figures import NARROW, WIDE
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, times
 from moebench.report.style import INK, MARKERS, MUTED, SERIES, figure_style, svg_of

@@ -11,12 +11,12 @@ from moebench.claims.reported import UNITS
 from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score
 from moebench.claims.words import listed
-from moebench.part_rows import FORMULA
 from moebench.report import cache_view, part_memory, tier_view
 from moebench.report.part_figures import lines_figure, rows_figure
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number, size, times
 from moebench.results.rows import DEVIATION, HIT_RATE
 from moebench.results.store import RunFolder
+from moebench.rows.parts import FORMULA
 from moebench.workloads.part import PARTS
 from moebench.workloads.suite import PartExperiment
 

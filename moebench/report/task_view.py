@@ -5,15 +5,15 @@ from typing import Any
 
 import pandas as pd
 
+from moebench.cases.parts import workloads
 from moebench.claims.reported import UNITS
 from moebench.claims.scope import CantAnswer, ranks_of
 from moebench.claims.scoreboard import Score
 from moebench.claims.task_query import PER_GPU, THROUGHPUT, planned_of
-from moebench.part_rows import RANK_TIME
-from moebench.plan_parts import workloads
 from moebench.report.part_figures import rows_figure
 from moebench.report.part_view import MEASURED, case_table, what_is_run
 from moebench.report.parts import Figure, Linked, Table, figure, interval, number
+from moebench.rows.parts import RANK_TIME
 from moebench.workloads.suite import PartExperiment
 
 GB = 1e9

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from moebench.part_rows import TIER
 from moebench.report.parts import Linked, Table, number, size
+from moebench.rows.parts import TIER
 
 WAYS = {
     "storage": "drives", "host-to-device": "to the GPU", "device-to-host": "back", "host-update": "updates",

@@ -13,7 +13,6 @@ from moebench.claims.scoreboard import Score, asked_for, scoreboard
 from moebench.claims.verdict import NOT_RUN
 from moebench.claims.words import DEFINITIONS
 from moebench.compare.escape import plain
-from moebench.part_rows import FORMULA, PER_GPU, RANK_TIME, TIER
 from moebench.report.claims_view import (
     card,
     claim_key,
@@ -33,6 +32,7 @@ from moebench.results.lines import SCHEMA_VERSION, places
 from moebench.results.rows import BY_SIZE, SUBJECTS, USED
 from moebench.results.store import RunFolder
 from moebench.results.table import table
+from moebench.rows.parts import FORMULA, PER_GPU, RANK_TIME, TIER
 from moebench.workloads.machine import Parameter
 
 METRICS = (

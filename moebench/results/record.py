@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from moebench.plan import ENGINES, Filters
+from moebench.cases.plan import ENGINES, Filters
 from moebench.results.plain import from_plain
 from moebench.workloads.errors import InputError, one_of
 from moebench.workloads.machine import Hardware

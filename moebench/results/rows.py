@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from moebench.case import Case
+from moebench.cases.case import Case
 
 # Columns that tell one kind of workload from another: a row has all of one line.
 KIND_COLUMNS = (

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from moebench.plan import Filters
+from moebench.cases.plan import Filters
 from moebench.results import lines
 from moebench.results.plain import from_plain, to_plain
 from moebench.results.record import check_record

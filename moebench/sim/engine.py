@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from moebench import kinds
-from moebench.case import Case, fields_of
+from moebench.cases.case import Case, fields_of
 from moebench.program import Program
 from moebench.results.rows import Row
 from moebench.sim import workers

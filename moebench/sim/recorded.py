@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.kinds import KINDS
 from moebench.program import Program
 from moebench.sim.replay import Replay, replay

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.kinds import KINDS
 from moebench.program import TRANSFERS, Program
 from moebench.results.rows import Row, row_of, without_number

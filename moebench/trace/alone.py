@@ -11,12 +11,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.exchanges import exchange_of
 from moebench.kernels.collectives.exchanges import plan_exchange
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.kernels.collectives.outstanding import forget_described, outstanding
 from moebench.kernels.region import region
-from moebench.plan_exchanges import exchange_of
 from moebench.program import Op, Program
 from moebench.trace.errors import Unsupported
 from moebench.trace.recorder import record_step

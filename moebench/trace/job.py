@@ -14,11 +14,11 @@ import torch
 import torch._dynamo  # meta kernels import it on their first call, for about a second: here forked workers share it
 from torch import Tensor
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.jobs import job_of
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.collectives.outstanding import forget_described, outstanding
 from moebench.kernels.host import UnansweredRead, answering
-from moebench.plan_jobs import job_of
 from moebench.program import Op, Program
 from moebench.systems.job_interface import CombinedStage, JobStage, JobSystem, Spread, StagePlace, problem
 from moebench.systems.job_registry import get

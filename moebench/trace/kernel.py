@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.kernels import kernel_of
 from moebench.kernels.define import torch_implementation
 from moebench.kernels.region import region
-from moebench.plan_kernels import kernel_of
 from moebench.program import BACKWARD, Op, Program
 from moebench.trace.errors import Skipped, TraceError, Unsupported
 from moebench.trace.recorder import Recorder

@@ -14,10 +14,10 @@ import torch
 import torch._dynamo  # meta kernels import it on their first call, for about a second: here forked workers share it
 from torch import Tensor
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.layers import layer_of
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.host import UnansweredRead, answering
-from moebench.plan_layers import layer_of
 from moebench.program import Program
 from moebench.systems.interface import System, problem
 from moebench.systems.registry import conventions_of, get

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.models import model_of
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.kernels.collectives.start_wait import start_all_reduce, start_all_to_all
 from moebench.kernels.host import UnansweredRead, answering
-from moebench.plan_models import model_of
 from moebench.program import COMPUTE, FORWARD, Op, Program
 from moebench.sim.cost import Machine, op_costs
 from moebench.sim.replay import replay

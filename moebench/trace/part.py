@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import torch
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.parts import part_of, shape_of
 from moebench.kernels.collectives.group import Group
 from moebench.kernels.host import answering
-from moebench.plan_parts import part_of, shape_of
 from moebench.program import Op, Program
 from moebench.systems.part_interface import TILE_ROWS, Setting, parsed
 from moebench.systems.part_registry import make

@@ -19,7 +19,7 @@ def on_fake_engine(patch):
     """Replace them until the patch is undone."""
     engines = dict.fromkeys(("sim", "local", "count"), fake_engine.__name__)
     patch.setattr("moebench.run.ENGINES", engines)
-    patch.setitem(sys.modules, "moebench.correctness", SimpleNamespace(check_cases=fake_engine.check_cases))
+    patch.setitem(sys.modules, "moebench.checks.correctness", SimpleNamespace(check_cases=fake_engine.check_cases))
     patch.setitem(sys.modules, "moebench.report.html", SimpleNamespace(write_report=_write_report))
 
 

@@ -1,6 +1,6 @@
 """What ranks run in the tests of exchanges; apart, so that a rank does not import pytest."""
 
-from moebench import check_exchanges
+from moebench.checks import exchanges as check_exchanges
 from moebench.kernels.collectives.exchanges import plan_exchange
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from moebench.plan import Filters, plan
+from moebench.cases.plan import Filters, plan
 from moebench.workloads.gates.registry import gate
 from tests.moebench.suites import of_kind
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.sim.uncertainty import draw
 from moebench.workloads.job import JobWorkload
 from moebench.workloads.load import load_topology

@@ -1,6 +1,6 @@
 """What ranks run in the tests of parts; apart, so that a rank does not import pytest."""
 
-from moebench import check_parts
+from moebench.checks import parts as check_parts
 from moebench.kernels.collectives.group import Group
 from moebench.systems.part_interface import PartCall, Setting
 from moebench.systems.part_registry import make

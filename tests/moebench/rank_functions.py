@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from moebench.pulse import beat
+from moebench.ranks.pulse import beat
 
 
 def sums(group, value):

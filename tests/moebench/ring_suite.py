@@ -1,6 +1,6 @@
 """A small suite of ways that trade memory for time, and rows of it by hand: three layers, slots for one, two or all."""
 
-from moebench.plan import Filters, plan
+from moebench.cases.plan import Filters, plan
 from moebench.results.rows import row_of
 from moebench.workloads.load import load_suite
 

@@ -1,6 +1,6 @@
 """A small suite of steps of several tasks for tests, with the names of a paper's claims, and rows of it."""
 
-from moebench.plan import Filters, plan
+from moebench.cases.plan import Filters, plan
 from moebench.results.rows import row_of, without_number
 
 TEXT = """

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.plan import Filters, plan
 from moebench.imports.routing import Recorded, write
 from moebench.kernels.collectives.group import described_group
 from moebench.part_study import expected, rows_of
-from moebench.plan import Filters, plan
 from moebench.report.cache_view import answer, curves, figures, tables
 from moebench.results.plain import from_plain, to_plain
 from moebench.results.table import table_of

@@ -7,13 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.parts import refusal
 from moebench.disk_room import check_room, keep_files_in
-from moebench.part_rows import TIER, finish
-from moebench.plan_parts import refusal
 from moebench.report.tier_view import tables
 from moebench.results.rows import row_of
 from moebench.results.table import table_of
+from moebench.rows.parts import TIER, finish
 from moebench.systems.part_registry import disk_bytes
 from moebench.systems.scratch import VARIABLE, scratch
 from moebench.workloads.errors import InputError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.part_study import REPLICAS, expected, rows_of
 from moebench.workloads.part import PARTS, workload_of
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from moebench import correctness, plugins
-from moebench.correctness import check_gates
-from moebench.plan import Filters
-from moebench.plan_layers import refusal
+from moebench import plugins
+from moebench.cases.layers import refusal
+from moebench.cases.plan import Filters
+from moebench.checks import correctness
+from moebench.checks.correctness import check_gates
 from moebench.results.rows import SUBJECTS
 from moebench.run import begin, execute, prepare
 from moebench.sim import foreign

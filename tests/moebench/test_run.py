@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from moebench.plan import Filters
+from moebench.cases.plan import Filters
 from moebench.results.store import RunFolder, StorageError
 from moebench.run import begin, execute, prepare, resume
 from moebench.stopping import CannotGoOn

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moebench.kernels.collectives.group import described_group
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.registry import get
 from moebench.systems.training import TrainingStep
 from moebench.trace.recorder import record_step

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from moebench import check_verdict
-from moebench.correctness import Status, check, instances
+from moebench.checks import verdict as check_verdict
+from moebench.checks.correctness import Status, check, instances
 from moebench.kernels.collectives.group import described_group
 from moebench.program import BACKWARD, FORWARD
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.reference import reference_layer
 from moebench.systems.registry import get
 from moebench.trace.answers import RoutingAnswers
@@ -224,7 +224,7 @@ def test_every_rule_passes_on_four_ranks(name, specs):
     assert {one.workload.gate for one in wanted} == set(specs)
     assert any(0 in one.tokens for one in wanted)
     assert specs is FEW or any(not one.training for one in wanted)
-    seen = run_ranks("moebench.check_instance:run_rank", 4, (name, wanted), timeout_s=240)
+    seen = run_ranks("moebench.checks.instance:run_rank", 4, (name, wanted), timeout_s=240)
     for place, one in enumerate(wanted):
         found = check_verdict.problem(one, [of_rank[place] for of_rank in seen])
         assert found is None, f"{one.workload.gate.label}, {one.conventions}, {one.workload.dtype}: {found}"

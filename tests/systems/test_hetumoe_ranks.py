@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 
-from moebench import check_verdict
-from moebench.check_instance import instance
-from moebench.correctness import check_gates, instances
-from moebench.ranks import run_ranks
+from moebench.checks import verdict as check_verdict
+from moebench.checks.correctness import check_gates, instances
+from moebench.checks.instance import instance
+from moebench.ranks.run import run_ranks
 from moebench.systems.hetumoe import HETUMOE, HETUMOE_2D, HETUMOE_LEADER
 from moebench.workloads.conventions import COMMON
 from moebench.workloads.errors import InputError
@@ -55,7 +55,7 @@ def wanted(system):
 @cache
 def seen(system):
     """What every rank saw of every instance; ranks are started once a system."""
-    target = "moebench.check_instance:run_rank"
+    target = "moebench.checks.instance:run_rank"
     args = (system.name, wanted(system))
     return run_ranks(target, RANKS, args, timeout_s=240, ranks_per_node=RANKS_PER_NODE)
 
@@ -74,7 +74,7 @@ def test_the_gate_passes(system, spec):
 def test_the_gate_passes_on_two_ranks():
     """One node, where all three exchange alike; float64."""
     asked = tuple(instance(spec, "fp64", replace(COMMON, gate_dtype="fp64"), 2) for spec in SPECS)
-    seen = run_ranks("moebench.check_instance:run_rank", 2, (HETUMOE.name, asked), timeout_s=120)
+    seen = run_ranks("moebench.checks.instance:run_rank", 2, (HETUMOE.name, asked), timeout_s=120)
     for place, one in enumerate(asked):
         assert check_verdict.problem(one, [of_rank[place] for of_rank in seen]) is None, one.workload.gate.label
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moebench.check_instance import instance
-from moebench.check_verdict import problem
-from moebench.correctness import node_size
+from moebench.checks.correctness import node_size
+from moebench.checks.instance import instance
+from moebench.checks.verdict import problem
 from moebench.kernels.collectives.group import described_group
 from moebench.program import BACKWARD, COMPUTE, FORWARD
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.megatron.layer import Setting
 from moebench.systems.megatron.layout import LAYOUTS
 from moebench.systems.megatron.routes import Routes, drop
@@ -230,7 +230,7 @@ def test_further_rules_and_layouts_pass_the_gate(name, ranks):
     wanted = [instance(spec, "fp64", conventions, ranks) for spec, conventions in pairs]
     wanted += [instance(gate("sinkhorn"), "fp64", dropless, ranks, training=False)]
     wanted += [instance(TOP2, dtype, get(name).as_shipped(TOP2), ranks, "swiglu") for dtype in ("fp32", "bf16")]
-    target = "moebench.check_instance:run_rank"
+    target = "moebench.checks.instance:run_rank"
     seen = run_ranks(target, ranks, (name, tuple(wanted)), timeout_s=120, ranks_per_node=node_size(ranks))
     for place, one in enumerate(wanted):
         assert problem(one, [of_rank[place] for of_rank in seen]) is None, one.workload.gate.label

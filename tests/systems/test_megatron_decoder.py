@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 
 
 @cache

@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 
 try:
     VERSION = metadata.version("megatron-core")

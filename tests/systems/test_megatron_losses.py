@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moebench.kernels.collectives.group import described_group
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.megatron import losses
 from moebench.systems.megatron.layer import MegatronLayer, Setting
 from moebench.workloads.conventions import COMMON

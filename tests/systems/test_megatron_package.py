@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.megatron import losses
 from moebench.systems.megatron.layout import LAYOUTS, SortLayout
 from moebench.systems.megatron.routes import balanced, drop, route

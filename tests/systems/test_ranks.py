@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from moebench import check_verdict
-from moebench.check_instance import instance
-from moebench.correctness import node_size
-from moebench.ranks import run_ranks
+from moebench.checks import verdict as check_verdict
+from moebench.checks.correctness import node_size
+from moebench.checks.instance import instance
+from moebench.ranks.run import run_ranks
 from moebench.systems.registry import BUILT_IN
 from moebench.workloads.layer import GateSpec
 from tests.systems.strategies import CPU, ONE_NODE, conventions_for, label
@@ -46,7 +46,7 @@ def every_instance(system, ranks):
 def test_the_gate_passes(system, ranks):
     """Outputs, losses and gradients equal the reference, or the invariants hold, in both steps on every rank."""
     wanted = every_instance(system, ranks)
-    target, node = "moebench.check_instance:run_rank", node_size(ranks)
+    target, node = "moebench.checks.instance:run_rank", node_size(ranks)
     seen = run_ranks(target, ranks, (system.name, wanted), timeout_s=120, ranks_per_node=node)
     assert len(wanted) > 15
     for place, one in enumerate(wanted):

@@ -5,7 +5,7 @@ import torch
 
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.collectives.outstanding import WaitError, check_finished
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.training import TrainingStep
 from tests.kernels.collectives.on_ranks import OperatorNames
 from tests.systems.steps_on_ranks import D, TwoExpertLayer

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from moebench import check_verdict
-from moebench.check_instance import instance
-from moebench.correctness import node_size
-from moebench.ranks import run_ranks
+from moebench.checks import verdict as check_verdict
+from moebench.checks.correctness import node_size
+from moebench.checks.instance import instance
+from moebench.ranks.run import run_ranks
 from moebench.systems.interface import problem
 from moebench.systems.registry import get
 from moebench.trace.layer import trace_layer
@@ -24,7 +24,7 @@ SHARED = ("tutel", "tutel+r=0", "tutel+r=1", "tutel+degree=3+r=2", "tutel+degree
 
 def _assert_right(name, wanted, ranks):
     wanted = tuple(one for one in wanted if problem(get(name), one.workload, one.conventions, ranks) is None)
-    target = "moebench.check_instance:run_rank"
+    target = "moebench.checks.instance:run_rank"
     seen = run_ranks(target, ranks, (name, wanted), timeout_s=120, ranks_per_node=node_size(ranks))
     for place, one in enumerate(wanted):
         found = check_verdict.problem(one, [of_rank[place] for of_rank in seen])

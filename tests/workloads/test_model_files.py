@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.plan import Filters, plan
+from moebench.cases.plan import Filters, plan
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_model, load_suite, model_names
 from tests.workloads.files import EXPERIMENT, suite_text, written

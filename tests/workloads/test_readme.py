@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import moebench.workloads
-from moebench.plan import Filters, plan
+from moebench.cases.plan import Filters, plan
 from moebench.workloads.load import load_suite
 from moebench.workloads.validate import validate
 from tests.workloads.files import SUITE_HEAD, written

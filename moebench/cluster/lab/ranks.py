@@ -17,8 +17,8 @@ from moebench.cluster.lab.limits import buffer_problem, rate_problem
 from moebench.cluster.lab.namespaces import MOST_NODES, NIC, Network, address
 from moebench.cluster.lab.shaping import shape
 from moebench.cluster.lab.tools import LabError
-from moebench.rank_seat import Seat
-from moebench.ranks import PlaceLost, RanksError, run_ranks
+from moebench.ranks.run import PlaceLost, RanksError, run_ranks
+from moebench.ranks.seat import Seat
 
 _STORE_PORT = 29400  # in node 0's own namespace, where nothing else listens
 
@@ -123,7 +123,7 @@ class Lab:
     def run(
         self, target: str, args: Sequence[Any] = (), timeout_s: float = 60.0, silence_s: float | None = None
     ) -> list[Any]:
-        """Call `function(group, *args)` on every rank, as `moebench.ranks.run_ranks` does.
+        """Call `function(group, *args)` on every rank, as `moebench.ranks.run.run_ranks` does.
 
         Each rank finds its place in the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
         GROUP_RANK (its node) and GROUP_WORLD_SIZE.

@@ -9,7 +9,7 @@ from moebench.kernels.collectives import outstanding as registry
 from moebench.kernels.collectives import start_wait as sw
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.collectives.outstanding import WaitError, check_finished, forget_described, outstanding
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from tests.kernels.collectives import broadcast_on_ranks
 
 F = "tests.kernels.collectives.broadcast_on_ranks:"

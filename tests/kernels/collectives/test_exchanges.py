@@ -11,7 +11,7 @@ from moebench.kernels.collectives.exchanges import EXCHANGES, exchange, plan_exc
 from moebench.kernels.collectives.group import Group, described_group
 from moebench.kernels.collectives.outstanding import WaitError, check_finished
 from moebench.kernels.region import region
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.trace.recorder import Recorder
 from tests.kernels.collectives import exchanges_on_ranks as on_ranks
 from tests.kernels.collectives.on_ranks import splits_matrix

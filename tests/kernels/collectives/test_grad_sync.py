@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from moebench.kernels.collectives.grad_sync import GradientSync, assign_buckets
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.collectives.outstanding import check_finished
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from tests.kernels.collectives.on_ranks import OperatorNames, reductions_start_within_the_backward
 
 F = "tests.kernels.collectives.on_ranks:"

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from moebench.kernels.collectives import start_wait as sw
 from moebench.kernels.collectives.outstanding import check_finished
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from tests.kernels.collectives.on_ranks import overlapped
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

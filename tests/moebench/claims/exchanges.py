@@ -5,9 +5,9 @@ from functools import cache
 
 import numpy as np
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims.evidence import Evidence
 from moebench.claims.reported import claims_of
-from moebench.plan import Filters, plan
 from moebench.results.rows import row_of
 from moebench.sim.uncertainty import draw
 from moebench.workloads.load import load_topology

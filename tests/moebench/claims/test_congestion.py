@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims.congestion import congestion
 from moebench.claims.evidence import Evidence
-from moebench.plan import Filters, plan
 from moebench.results.rows import row_of
 from tests.moebench.claims.exchanges import CLAIMS, hetu, machine
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moebench.cases.plan import Filters
 from moebench.claims import verdict as v
 from moebench.claims.evidence import obtain
 from moebench.claims.exchange_scope import conditions, exchanges_of, sides_of
 from moebench.claims.reported import exchanges
 from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import score
-from moebench.plan import Filters
 from moebench.results.rows import CPU_BOUND
 from moebench.workloads.exchange import EXCHANGES
 from tests.moebench.claims.exchanges import CLAIMS, evidence, hetu, payload_of

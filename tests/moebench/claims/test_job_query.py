@@ -4,12 +4,12 @@ from functools import cache
 
 import pytest
 
+from moebench.cases.jobs import job_of
+from moebench.cases.plan import Filters, plan
 from moebench.claims import verdict as v
 from moebench.claims.evidence import Evidence
 from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score
-from moebench.plan import Filters, plan
-from moebench.plan_jobs import job_of
 from moebench.results.rows import row_of, without_number
 from moebench.workloads.load import load_suite
 

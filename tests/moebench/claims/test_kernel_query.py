@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.plan import Filters, Machines, plan
 from moebench.claims import verdict as v
 from moebench.claims.evidence import Evidence, obtain
 from moebench.claims.kernel_query import answers
@@ -11,7 +12,6 @@ from moebench.claims.reported import claims_of, compared_with, implementations
 from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import score
 from moebench.kernels.registry import KERNELS
-from moebench.plan import Filters, Machines, plan
 from moebench.results.rows import row_of
 from moebench.workloads.kernel_calls import implementations_of
 from moebench.workloads.load import load_topology

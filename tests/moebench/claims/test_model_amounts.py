@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims import verdict as v
 from moebench.claims.evidence import Evidence
 from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score
-from moebench.plan import Filters, plan
 from moebench.results.rows import row_of, without_number
 from moebench.workloads.load import load_suite
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims import verdict as v
 from moebench.claims.evidence import Evidence, obtain
 from moebench.claims.reported import claims_of
 from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import score
-from moebench.plan import Filters, plan
 from moebench.results.rows import row_of, without_number
 from moebench.workloads.load import load_suite, load_topology
 from moebench.workloads.part import PartWorkload

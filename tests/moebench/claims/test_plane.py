@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims.evidence import Evidence
 from moebench.claims.plane import break_even, costs, planes, together
 from moebench.claims.reported import RATIO
-from moebench.exchange_rows import DEARER, FASTER
-from moebench.plan import Filters, plan
 from moebench.results.rows import row_of
+from moebench.rows.exchanges import DEARER, FASTER
 from tests.moebench.claims.exchanges import CLAIMS, hetu, machine
 
 H3, H4, C1, C2 = (CLAIMS[f"hetu-{name}"] for name in ("h3", "h4", "c1", "c2"))

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims import rivals
 from moebench.claims.query import StepTimes, obtain
 from moebench.claims.reported import Claim, Reading
 from moebench.claims.scope import CantAnswer, points
 from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
-from moebench.plan import Filters, plan
 from moebench.results.rows import row_of
 from tests.moebench.suites import small_overall
 

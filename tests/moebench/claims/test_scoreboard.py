@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims import scoreboard as board
 from moebench.claims import verdict as v
 from moebench.claims.evidence import Evidence
 from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score, scoreboard, summary, unscored
-from moebench.plan import Filters, plan
 from moebench.results.rows import row_of
 from moebench.run import begin, execute, prepare
 from moebench.sim.uncertainty import draw

@@ -23,7 +23,7 @@ def run_cases(cases, topologies, suite, jobs=1):
 if __name__ == "__main__":
     sys.modules["moebench.tests_slow_engine"] = SimpleNamespace(run_cases=run_cases)
     moebench.run.ENGINES.update(sim="moebench.tests_slow_engine")
-    sys.modules["moebench.correctness"] = SimpleNamespace(check_cases=fake_engine.check_cases)
+    sys.modules["moebench.checks.correctness"] = SimpleNamespace(check_cases=fake_engine.check_cases)
     html = SimpleNamespace(write_report=lambda folder, path, **_: path.write_text("<html></html>"))
     sys.modules["moebench.report.html"] = html
     main()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.cli.conclusion import alarms
 from moebench.cli.progress import ProgressBar, Share
 from moebench.cli.step_table import BOUND, print_times, step_times
-from moebench.plan import Filters, plan
 from moebench.results.rows import CPU_BOUND, row_of
 from moebench.results.store import RunFolder
 from moebench.workloads.load import load_suite

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from moebench.cases.plan import Filters
 from moebench.cli import main
-from moebench.plan import Filters
 from moebench.results.rows import row_of
 from moebench.run import begin, prepare, resume
 from moebench.sim.engine import trace_key

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from moebench.plan import Filters
+from moebench.cases.plan import Filters
 from moebench.run import begin, execute, prepare
 from moebench.workloads.load import load_suite
 from tests.moebench.fake_engine import Watch

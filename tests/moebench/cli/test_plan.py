@@ -116,13 +116,13 @@ def test_nothing_is_ranked_of_a_system_that_trains_wrong(monkeypatch):
 
 
 def _passes(systems):
-    from moebench.correctness import Status
+    from moebench.checks.correctness import Status
 
     return Status("passed")
 
 
 def _is_wrong(systems):
-    from moebench.correctness import Status
+    from moebench.checks.correctness import Status
 
     return Status("wrong", "weights")
 

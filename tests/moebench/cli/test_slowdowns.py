@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from moebench.cases.plan import Filters
 from moebench.environment import environment
 from moebench.kernels.permute import permute
 from moebench.local import engine, worker
-from moebench.plan import Filters
 from moebench.results.store import RunFolder, new_record
 from moebench.run import Job, begin, execute, prepare
 from moebench.workloads.load import load_suite

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from moebench.cases.plan import Filters, Machines, plan
 from moebench.cluster import worker
 from moebench.cluster.worker import Request, measure
-from moebench.plan import Filters, Machines, plan
 from moebench.workloads.load import load_suite, load_topology
 
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from moebench.cluster.detect import launched
 from moebench.cluster.session import Session, follow
-from moebench.pulse import beat
-from moebench.ranks import RanksError
+from moebench.ranks.pulse import beat
+from moebench.ranks.run import RanksError
 
 
 def place(group, word):

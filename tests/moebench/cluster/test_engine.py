@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.cluster import engine
 from moebench.cluster.blame import CaseFailed
 from moebench.cluster.host import Host
 from moebench.cluster.lab import LabError
 from moebench.cluster.worker import Report, Sample
-from moebench.plan import Filters, plan
-from moebench.ranks import PlaceLost, RanksError
+from moebench.ranks.run import PlaceLost, RanksError
 from moebench.stopping import CannotGoOn
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_suite, load_topology, with_overrides

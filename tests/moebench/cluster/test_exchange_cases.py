@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.plan import Filters, Machines, plan
 from moebench.cluster import engine
-from moebench.plan import Filters, Machines, plan
 from moebench.workloads.load import load_topology
 from tests.moebench.cluster.engine_functions import BRIEFLY
 from tests.moebench.suites import of_kind

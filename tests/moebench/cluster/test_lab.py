@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moebench.cluster.lab import Lab, LabError, NicCounters, holder, lab_problem, namespaces, silence
-from moebench.ranks import PlaceLost, RanksError, run_ranks
+from moebench.ranks.run import PlaceLost, RanksError, run_ranks
 from tests.moebench.cluster.support import F, eventually, is_alive, needs_lab
 
 MIB = 1 << 20

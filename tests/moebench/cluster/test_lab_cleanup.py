@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moebench.cluster.lab import Lab, LabError, holder, ranks
-from moebench.ranks import RanksError
+from moebench.ranks.run import RanksError
 from tests.moebench.cluster.support import F, eventually, is_alive, needs_lab
 
 pytestmark = pytest.mark.slow

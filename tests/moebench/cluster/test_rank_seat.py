@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from moebench.rank_seat import Seat
-from moebench.ranks import RanksError, run_ranks
+from moebench.ranks.run import RanksError, run_ranks
+from moebench.ranks.seat import Seat
 from tests.moebench.cluster.support import F
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seats are namespaces of Linux, loopback is called lo")

@@ -13,7 +13,7 @@ import pytest
 from moebench.cluster import session as session_module
 from moebench.cluster.detect import Launched
 from moebench.cluster.session import Session
-from moebench.rank_report import Outcome, explain
+from moebench.ranks.report import Outcome, explain
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_topology
 

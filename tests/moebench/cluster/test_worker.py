@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moebench.cluster.worker import FEWEST_STEPS, MOST_STEPS, TARGET, Request, plan_samples
-from moebench.ranks import RanksError, run_ranks
+from moebench.ranks.run import RanksError, run_ranks
 from tests.moebench.cluster import engine_functions
 from tests.moebench.cluster.engine_functions import some_cases
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from moebench.case import Case
+from moebench.cases.case import Case
+from moebench.cases.plan import Filters
 from moebench.compare.side import Samples
 from moebench.environment import environment
-from moebench.plan import Filters
 from moebench.results.rows import row_of
 from moebench.results.store import RunFolder, new_record
 from moebench.workloads.layer import GateSpec, LayerWorkload

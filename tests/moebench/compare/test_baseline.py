@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from moebench.cases.plan import Filters
 from moebench.compare.accept import MOST_RUNS, accept
 from moebench.compare.baseline import read_baseline
 from moebench.compare.check import check
 from moebench.compare.read import read_side
 from moebench.compare.rules import Rules
-from moebench.plan import Filters
 from moebench.workloads.errors import InputError
 from tests.moebench.compare.support import case, exact_rows, noisy, pytest_file, sample_rows, write_run
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.plan import Filters
 from moebench.compare.comparison import compare
 from moebench.compare.read import read_side
-from moebench.plan import Filters
 from moebench.workloads.errors import InputError
 from tests.moebench.compare.support import (
     case,

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.plan import Filters
 from moebench.export.nccl_tests import _number, nccl_text
-from moebench.plan import Filters
 from moebench.run import begin, execute, prepare
 from moebench.workloads.errors import InputError
 from tests.moebench.fake_engine import Watch
@@ -22,7 +22,7 @@ def run_of(suite, path, **filters):
 @pytest.fixture
 def folder(fake, tmp_path, monkeypatch):
     """Flat and leader exchanges on two nodes, on the fake engine."""
-    monkeypatch.setattr("moebench.exchange_rows.finish", lambda case, topology, rows: rows)
+    monkeypatch.setattr("moebench.rows.exchanges.finish", lambda case, topology, rows: rows)
     exchanges = of_kind("hetu", "exchange")
     topologies = ("2x8-titan-rtx", "16x8-titan-rtx")
     return run_of(exchanges, tmp_path / "run", systems=("flat", "leader"), topologies=topologies)
@@ -73,7 +73,7 @@ def test_what_has_no_number_is_a_comment(fake, tmp_path, monkeypatch):
     """Out of memory: no line that could be taken for one."""
     from tests.moebench.fake_engine import behaving
 
-    monkeypatch.setattr("moebench.exchange_rows.finish", lambda case, topology, rows: rows)
+    monkeypatch.setattr("moebench.rows.exchanges.finish", lambda case, topology, rows: rows)
     with behaving(hungry="flat"):
         folder = run_of(of_kind("hetu", "exchange"), tmp_path / "run", systems=("flat",), topologies=("2x8-titan-rtx",))
     text = nccl_text(folder)

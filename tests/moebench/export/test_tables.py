@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.plan import Filters
 from moebench.export.order import natural
 from moebench.export.tables import csv_text, markdown_text, wide
-from moebench.plan import Filters
 from moebench.results.rows import row_of
 from moebench.run import begin, execute, prepare
 from moebench.workloads.errors import InputError

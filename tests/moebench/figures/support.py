@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from moebench.cases.plan import Filters
 from moebench.figures.gather import gather
-from moebench.plan import Filters
 from moebench.run import begin, execute, prepare
 from moebench.workloads.figure import PaperFigure
 from tests.moebench.fake_engine import Watch

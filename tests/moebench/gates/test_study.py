@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
+from moebench.cases.plan import Filters, plan
 from moebench.gates.engine import run_cases
 from moebench.gates.study import MOMENTS, routed, rows_of_rule
-from moebench.plan import Filters, plan
 from moebench.workloads.gates.registry import GATES, gate
 from moebench.workloads.load import load_topology
 from tests.moebench.gate_suite import RULES, STEPS, case_of, small

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.imports.model_config import FAMILIES, import_model
-from moebench.plan import Filters, plan
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_model, load_suite
 from moebench.workloads.load_decoder import load_decoder

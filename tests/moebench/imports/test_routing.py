@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from moebench.cases.plan import Filters, plan
 from moebench.imports.routing import of_gate, of_router, write
 from moebench.imports.tensors import read_tensors
-from moebench.plan import Filters, plan
 from moebench.workloads.errors import InputError
 from moebench.workloads.load import load_suite
 from moebench.workloads.routing import logits_for, read_recorded

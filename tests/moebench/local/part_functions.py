@@ -2,7 +2,7 @@
 
 import torch
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.local.part_step import part_step
 from moebench.trace.recorder import Recorder
 from moebench.workloads.part import workload_of

@@ -3,7 +3,7 @@ from statistics import median
 
 import pytest
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.kernels.region import REGIONS
 from moebench.local import engine
 from moebench.local.child import ChildFailed

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.local import engine
 from moebench.local.engine import POINTS_A_PROCESS, _batches, by_point, run_cases
 from moebench.local.kernel_step import kernel_step

@@ -7,7 +7,7 @@ import torch
 
 from moebench.local.part_step import part_step
 from moebench.local.step import CannotRun
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.trace.part import programs_of
 from moebench.workloads.load import load_topology
 from tests.moebench.local import part_functions as ranks

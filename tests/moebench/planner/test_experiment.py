@@ -2,8 +2,8 @@
 
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims.scope import CantAnswer
-from moebench.plan import Filters, plan
 from moebench.planner import experiment
 from moebench.report.planner_view import experiment_view
 from moebench.results.rows import problem

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from moebench.plan import Filters
+from moebench.cases.plan import Filters
 from moebench.report.html import write_report
 from moebench.run import begin, execute, prepare
 from moebench.workloads.load import load_suite

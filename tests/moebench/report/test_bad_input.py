@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from moebench.plan import Filters
+from moebench.cases.plan import Filters
 from moebench.report.html import write_report
 from moebench.results.store import RunFolder
 from moebench.workloads.errors import InputError

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from moebench.plan import Filters, plan
+from moebench.cases.plan import Filters, plan
 from moebench.report.gate_rows import gate_rows
 from moebench.report.gate_view import experiment_view, statuses_of
 from moebench.report.render import render

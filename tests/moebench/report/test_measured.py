@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from moebench.cases.plan import Filters
 from moebench.cli.explain import command as explain
-from moebench.plan import Filters
 from moebench.report.experiment_view import experiment_view
 from moebench.report.steps import steps_of
 from moebench.report.view import page

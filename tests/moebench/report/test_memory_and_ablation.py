@@ -6,10 +6,10 @@ from functools import cache
 import pandas as pd
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims.evidence import Evidence
 from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score
-from moebench.plan import Filters, plan
 from moebench.report.model_view import experiment_view
 from moebench.report.parts import drawing
 from moebench.results.rows import row_of, without_number

@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims.evidence import Evidence, obtain
 from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score
-from moebench.plan import Filters, plan
 from moebench.report.claims_view import the_map
 from moebench.report.model_view import _what_is_run, experiment_view
 from moebench.results.rows import Row, row_of, without_number

@@ -3,10 +3,10 @@
 
 import pytest
 
+from moebench.cases.plan import Filters, plan
 from moebench.claims.evidence import Evidence
 from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score
-from moebench.plan import Filters, plan
 from moebench.report.part_view import experiment_view
 from moebench.results.rows import row_of, without_number
 from moebench.results.table import table_of

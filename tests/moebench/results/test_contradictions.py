@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.results.lines import encode, objects
 from moebench.results.rows import row_of
 from moebench.workloads.errors import InputError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.plan import Filters
+from moebench.cases.plan import Filters
 from moebench.results.plain import from_plain, to_plain
 from moebench.workloads.load import load_suite, load_topology, suite_names, topology_names
 from moebench.workloads.machine import Topology

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from moebench.plan import Filters
+from moebench.cases.plan import Filters
 from moebench.results import lines, store
 from moebench.results.store import RunFolder, StorageError, default_folder, new_record
 from moebench.results.table import table

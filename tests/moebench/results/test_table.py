@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moebench.plan import Filters
+from moebench.cases.plan import Filters
 from moebench.results.table import COLUMNS, table, table_of
 from moebench.run import begin, prepare
 from moebench.workloads.load import load_suite

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.plan import Filters, plan
+from moebench.cases.plan import Filters, plan
 from moebench.sim import engine
 from moebench.sim.workers import workers
 from moebench.workloads.load import load_suite, load_topology

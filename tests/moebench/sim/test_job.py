@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moebench.job_rows import simulated
+from moebench.rows.jobs import simulated
 from moebench.sim.job import composed, memory
 from moebench.trace.job import BACKWARD, CLOSING, FORWARD, OPENING, traced
 from moebench.workloads.load import with_overrides

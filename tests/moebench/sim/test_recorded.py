@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.sim.engine import trace_key
 from moebench.sim.recorded import find_case, load_programs
 from moebench.trace.serialise import programs_to_json

@@ -9,7 +9,7 @@ import torch
 
 import moebench.trace.layer as layer_module
 from moebench.kernels.collectives.exchanges import EXCHANGES
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.sim.replay import replay
 from moebench.sim.uncertainty import nominal
 from moebench.trace.alone import trace_exchange

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.program import BACKWARD, FORWARD
 from moebench.trace.errors import Skipped, Unsupported
 from moebench.trace.kernel import REGIONS, programs_of, trace_kernel

@@ -9,7 +9,7 @@ from moebench.kernels.collectives.grad_clip import clip_gradients
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.region import region
 from moebench.program import BACKWARD
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.trace.recorder import Recorder
 from tests.moebench.trace import rank_collectives
 

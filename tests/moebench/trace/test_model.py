@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from moebench.case import Case
-from moebench.model_rows import finish
+from moebench.cases.case import Case
+from moebench.rows.models import finish
 from moebench.sim.engine import trace_key
 from moebench.sim.replay import replay
 from moebench.sim.rows import rows_of_replay

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.sim.replay import replay
 from moebench.sim.uncertainty import nominal
 from moebench.trace.errors import Unsupported

@@ -11,8 +11,8 @@ from functools import cache
 
 import pytest
 
-from moebench.correctness import node_size
-from moebench.ranks import run_ranks
+from moebench.checks.correctness import node_size
+from moebench.ranks.run import run_ranks
 from moebench.systems.registry import get, reference, systems
 from moebench.trace.layer import trace_layer
 from moebench.workloads.conventions import COMMON, Conventions

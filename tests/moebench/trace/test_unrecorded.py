@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.registry import get, systems
 from moebench.trace.layer import trace_layer
 from moebench.workloads.conventions import COMMON, Conventions

@@ -8,7 +8,7 @@ import torch
 
 from moebench.kernels.collectives.group import described_group
 from moebench.kernels.collectives.outstanding import WaitError
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.lancet.capture import capture
 from moebench.systems.lancet.executor import Executor, Span
 from moebench.systems.lancet.gradient_sync import with_gradient_sync

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from moebench.kernels.collectives.group import described_group
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.lancet.axes import data_of as data_behind
 from moebench.systems.lancet.axes import infer_axes
 from moebench.systems.lancet.blocks import COMBINE, DISPATCH, name_of

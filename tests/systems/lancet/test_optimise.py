@@ -5,9 +5,9 @@ from functools import cache
 
 import pytest
 
-from moebench.check_models import made_up
+from moebench.checks.models import made_up
 from moebench.kernels.collectives.group import described_group
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.lancet.capture import capture
 from moebench.systems.lancet.gradient_sync import with_gradient_sync
 from moebench.systems.lancet.optimise import Passes, optimise

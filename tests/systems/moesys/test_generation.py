@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moebench.kernels.rms_norm import rms_norm_reference
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from moebench.systems.megascale.plain import plain_layer
 from moebench.systems.megascale.weights import random_weights
 from moebench.systems.moesys.copies import StreamCopies, pinned_layers

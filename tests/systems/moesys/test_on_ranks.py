@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from moebench.kernels.collectives.group import described_group
-from moebench.ranks import run_ranks
+from moebench.ranks.run import run_ranks
 from tests.systems.moesys.on_ranks import all_checks
 
 CHECKS = (

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from moebench.case import Case
+from moebench.cases.case import Case
 from moebench.cluster.rows import _traffic
 from moebench.kernels.collectives.group import described_group
-from moebench.part_rows import finish
+from moebench.rows.parts import finish
 from moebench.sim.replay import replay
 from moebench.sim.rows import rows_of_replay
 from moebench.systems.moesys.expert_file import ExpertFile, ExpertLayout, aligned_buffer, write_expert_file

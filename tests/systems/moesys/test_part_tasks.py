@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from moebench.case import Case
-from moebench.part_rows import finish
+from moebench.cases.case import Case
 from moebench.results.rows import row_of
+from moebench.rows.parts import finish
 from moebench.sim.replay import replay
 from moebench.sim.uncertainty import nominal
 from moebench.systems.moesys import part_tasks

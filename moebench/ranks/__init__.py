@@ -1,0 +1,1 @@
+"""Real ranks of this machine: started, watched, and their failures told in words."""
