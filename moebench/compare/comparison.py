@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from moebench.compare.metrics import COUNTS, MODELLED
+from moebench.compare.metrics import COUNTS, MODELLED, is_worse
 from moebench.compare.rules import Rules, Threshold, thresholds_text
 from moebench.compare.side import CaseInfo, Key, Side
 from moebench.workloads.errors import InputError
@@ -247,7 +247,7 @@ def _exactly(key: Key, unit: str, base: float, head: float, why: str, threshold:
     if not is_change:
         reason = "" if difference == 0 or words == "nothing" else f"not above {words}"
         return Finding(key, unit, SAME, reason, base, head, change, gates=threshold.gates, threshold=words)
-    verdict = REBASED if why else SLOWER if difference > 0 else FASTER
+    verdict = REBASED if why else SLOWER if is_worse(key.metric, base, head) else FASTER
     return Finding(key, unit, verdict, why, base, head, change, gates=threshold.gates, threshold=words)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from moebench.compare.escape import plain
 from moebench.compare.machine import machine_of
-from moebench.compare.metrics import DERIVED, is_exact
+from moebench.compare.metrics import DECIDED, DERIVED, is_exact
 from moebench.compare.read import read_json
 from moebench.compare.read_pytest import METRIC, is_pytest, read_pytest
 from moebench.compare.read_run import commit_of, part_of, torch_version, what_if
@@ -134,6 +134,8 @@ def read_runs(base: Path, metrics: Sequence[str] = (), since: str = "", last: in
         raise InputError(f"{base}: no such folder")
     for name in set(metrics) & set(DERIVED):
         raise InputError(f"--metric {name}: follows from the times; look at {', '.join(TIMES)}")
+    for name in set(metrics) & set(DECIDED):
+        raise InputError(f"--metric {name}: more of it is neither better nor worse")
     first = _time(since, f"--since {since}") if since else None
     history = History()
     found: list[_Found] = []

@@ -6,7 +6,7 @@ from typing import Any
 
 from moebench.compare.escape import plain
 from moebench.compare.machine import machine_of, versions_of
-from moebench.compare.metrics import DERIVED, is_exact
+from moebench.compare.metrics import NOT_COMPARED, is_exact
 from moebench.compare.side import MEASURED_ENGINES, PARTS, CaseInfo, Exact, Key, Side, samples_of
 from moebench.local.throttle import THROTTLED
 from moebench.results import lines
@@ -99,7 +99,7 @@ class _Reader:
                 self.side.what_if,
             )  # fmt: skip
         value = item["value"]
-        if value is None or metric in DERIVED:
+        if value is None or metric in NOT_COMPARED:
             return
         detail = item.get("detail")
         key = Key(name, engine, self._shown(metric).replace("|", "/"), part_of(detail) if detail else "")

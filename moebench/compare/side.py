@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 # Where one metric of a case has several values: which one it is.
-PARTS = ("regime", "region", "phase", "tier", "resource")
+PARTS = ("regime", "region", "phase", "tier", "by", "resource", "transfer", "ranks", "cached", "replicas", "step")
 MEASURED_ENGINES = ("local", "cluster")
 FACTS = ("cpu", "cores", "architecture", "system", "gpus")  # of a machine, in the order of its title
 PYTEST = "pytest-benchmark"  # the suite and the engine of what that plugin timed

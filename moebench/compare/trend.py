@@ -21,6 +21,7 @@ from moebench.compare.comparison import (
 )
 from moebench.compare.history import History, Point, Series
 from moebench.compare.judge import ALPHA
+from moebench.compare.metrics import is_worse
 from moebench.compare.rank_test import rank_p
 from moebench.compare.rules import Rules, Threshold, thresholds_text
 
@@ -89,7 +90,7 @@ def _exact(series: Series, history: History, threshold: Threshold) -> list[Chang
     found = []
     for step in steps:
         why = rebased(series.points[step - 1].case, series.points[step].case, series.key.metric)
-        verdict = REBASED if why else SLOWER if values[step] > values[step - 1] else FASTER
+        verdict = REBASED if why else SLOWER if is_worse(series.key.metric, *values[step - 1 : step + 1]) else FASTER
         found.append(
             _change(series, history, threshold, step, (values[step - 1], values[step]), verdict, why, step == steps[-1])
         )
@@ -131,7 +132,7 @@ def _verdict(
         return INCONCLUSIVE, "both runs are of one commit: the machine or its software changed, not the code"
     if p_value >= ALPHA:
         return INCONCLUSIVE, f"too few runs on one side to be sure (p = {p_value:.2g})"
-    return SLOWER if levels[1] > levels[0] else FASTER, f"p = {p_value:.1g}"
+    return SLOWER if is_worse(series.key.metric, *levels) else FASTER, f"p = {p_value:.1g}"
 
 
 def _change(

@@ -7,6 +7,7 @@ import pytest
 from moebench.cases.plan import Filters
 from moebench.compare.comparison import compare
 from moebench.compare.read import read_side
+from moebench.results.rows import row_of
 from moebench.workloads.errors import InputError
 from tests.moebench.compare.support import (
     case,
@@ -50,6 +51,40 @@ def test_one_launch_more_is_slower_and_one_less_faster(run):
     assert compare(base, more).exit_status() == 1
     assert verdicts(compare(base, less))["launches"] == "faster"
     assert compare(base, less).exit_status(strict=True) == 0
+
+
+def test_what_rises_where_a_step_gets_shorter_makes_nothing_slower(run):
+    """Throughput and the like follow from the time, parts of a job are shown, and of kept routes more is better."""
+    def rows(step_s, kept):
+        units = {"throughput": "1/s", "mfu": "1", "algorithmic_bandwidth": "B/s", "optimisation_time": "s"}
+        more = {name: (unit, 1e-6 / step_s) for name, unit in {**units, "exposed_comm": "s"}.items()}
+        more["kept_share"] = "1", kept
+        own = [row_of(case(), "titan-rtx", metric, unit, value) for metric, (unit, value) in more.items()]
+        return [*exact_rows(case(), step_time=step_s), *own]
+
+    base, head = run("a", rows(0.002, 0.9)), run("b", rows(0.001, 0.95))
+    found = compare(base, head)
+    assert {metric for metric, verdict in verdicts(found).items() if verdict == "faster"} == {"step_time", "kept_share"}
+    assert found.exit_status() == 0
+    assert {f.key.metric: f.verdict for f in found.findings if not f.gates} == {"exposed_comm": "slower"}
+    assert verdicts(compare(head, base))["kept_share"] == "slower"
+
+
+def test_values_of_one_metric_stay_apart(run):
+    """Bytes of each kind of transfer, of a tier by each count, of each set of ranks: the first is not lost."""
+    def rows(first):
+        each = [("transfer_bytes", {"transfer": kind}) for kind in ("to-device", "to-host")]
+        each += [("tier_memory", {"tier": "host", "by": by}) for by in ("storage", "paper")]
+        each += [("rank_time", {"ranks": ranks, "waits": first}) for ranks in ([0, 1], [2])]
+        return [*exact_rows(case()), *(
+            row_of(case(), "titan-rtx", metric, "B", 1.0 if number % 2 else first, detail=detail)
+            for number, (metric, detail) in enumerate(each)
+        )]  # fmt: skip
+
+    found = compare(run("a", rows(1.0)), run("b", rows(2.0)))
+    assert [f.key.part for f in found.findings if f.verdict == "slower"] == [
+        "transfer=to-device", "tier=host, by=storage", "ranks=[0, 1]"
+    ]  # fmt: skip
 
 
 def test_rounding_of_a_simulated_time_is_no_change(run):

@@ -70,6 +70,8 @@ def test_other_metrics_on_request(tmp_path):
     assert (change.before, change.after, change.change) == (40.0, 41.0, 0.025)
     with pytest.raises(InputError, match="follows from the times"):
         read_history(tmp_path, ["achieved_rate"])
+    with pytest.raises(InputError, match="optimisation_time: more of it is neither better nor worse"):
+        read_history(tmp_path, ["optimisation_time"])
     with pytest.raises(InputError, match="no finished run with values of nonsense"):
         read_history(tmp_path, ["nonsense"])
 
