@@ -25,10 +25,13 @@ _READ: "WeakKeyDictionary[RunFolder, tuple[tuple[int, int] | None, Evidence]]" =
 
 
 class Evidence:
-    """The rows of a run that claims are judged by, and the machines they name."""
+    """The rows of a run that claims are judged by, and the machines they name.
+
+    Summaries whose processors set the pace are left out.
+    """
 
     def __init__(self, rows: Iterable[Row] = (), topologies: Mapping[str, Topology] | None = None) -> None:
-        self.rows = tuple(rows)
+        self.rows = tuple(row for row in rows if row.detail.get("mark") != CPU_BOUND)
         self.topologies = dict(topologies or {})
 
     @classmethod
@@ -53,25 +56,18 @@ class Evidence:
 
     @cached_property
     def exchanges(self) -> tuple[Row, ...]:
-        """Rows of exchanges, samples and what was slowed down by processors left out."""
-        return self._that_count("payload_bytes")
+        """Rows of exchanges, samples left out."""
+        return tuple(row for row in self.rows if row.payload_bytes is not None and row.sample is None)
 
     @cached_property
     def parts(self) -> tuple[Row, ...]:
-        """Rows of parts, samples and what was slowed down by processors left out."""
-        return self._that_count("part")
+        """Rows of parts, samples left out."""
+        return tuple(row for row in self.rows if row.part is not None and row.sample is None)
 
     @cached_property
     def rules(self) -> tuple[Row, ...]:
         """Which systems keep which rules, a row each."""
         return tuple(row for row in self.rows if row.metric == SUPPORTED)
-
-    def _that_count(self, column: str) -> tuple[Row, ...]:
-        return tuple(
-            row
-            for row in self.rows
-            if getattr(row, column) is not None and row.sample is None and row.detail.get("mark") != CPU_BOUND
-        )
 
 
 def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:

@@ -16,7 +16,7 @@ from moebench.claims.evidence import Evidence
 from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number, reduced
 from moebench.claims.reported import UNITS, Claim
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
-from moebench.claims.verdict import BASELINE_OUT, SYSTEM_OUT
+from moebench.claims.verdict import out_of_memory
 from moebench.results.rows import Row
 from moebench.workloads.job import JobWorkload
 from moebench.workloads.suite import JobExperiment, JobReading, Suite
@@ -101,6 +101,8 @@ class _Table:
         time, row = self.row(point, system), self.row(point, system, metric)
         assert time is not None
         self.used.append(time.case)
+        if row is None and time.value is not None:
+            raise CantAnswer(f"the run says no {metric} of {time.case}")
         if row is None:  # out of memory
             return np.full(draws, np.nan)
         return drawn(row, draws)
@@ -297,6 +299,5 @@ def _first_of(claim: Claim, experiment: JobExperiment, point: Point) -> Point:
 def _joined(ours, theirs, function) -> tuple[np.ndarray, np.ndarray] | None:  # type: ignore[no-untyped-def]
     if ours is None or theirs is None:
         return None
-    missing = np.select([np.isnan(ours), np.isnan(theirs)], [SYSTEM_OUT, BASELINE_OUT], "")
     with np.errstate(invalid="ignore"):
-        return function(ours, theirs), missing.astype(object)
+        return function(ours, theirs), out_of_memory(np.isnan(ours), np.isnan(theirs))

@@ -11,6 +11,7 @@ import numpy as np
 from moebench.claims.query import drawn
 from moebench.claims.reported import UNITS, Claim
 from moebench.claims.scope import named, ranks_of
+from moebench.claims.verdict import out_of_memory
 from moebench.results.rows import Row
 from moebench.workloads.layer import GateSpec
 from moebench.workloads.model import shape_of
@@ -38,8 +39,9 @@ def amounts(
     points: Sequence[Any],
     tables: Mapping[str, Mapping[tuple[Any, str], Row]],
     best: Callable[[Any, str], Row | None],
-) -> tuple[np.ndarray, list[Row], list[Any]]:
-    """The claim's quantity in its unit, points x draws (NaN: no number), the rows behind it, the points that have any.
+) -> tuple[np.ndarray, np.ndarray, list[Row], list[Any]]:
+    """The claim's quantity in its unit, points x draws (NaN: no number), who is out of memory where there is none, the
+    rows behind it, the points that have any.
 
     Args:
         tables: rows by metric, of points and systems.
@@ -56,14 +58,15 @@ def amounts(
         rows = [[row for row in found[point] if row is not None] for point in have]
     used = [row for own in rows for row in own]
     draws = max((len(row.draws) for row in used), default=1) or 1
-    values = np.array([_value(claim, point, own, draws) for point, own in zip(have, rows)]).reshape(len(have), draws)
-    if claim.metric == GAIN and have:
-        values = values.mean(axis=0, keepdims=True)  # in general: over all sizes
-    return values / UNITS[claim.unit][1], used, have
+    each = [[drawn(row, draws) for row in own] for own in rows]
+    values = np.array([_value(claim, point, own) for point, own in zip(have, each)]).reshape(len(have), draws)
+    out = np.isnan(each).reshape(len(have), 2 if claim.metric == GAIN else 1, draws)  # by side
+    if claim.metric == GAIN and have:  # in general: over all sizes
+        values, out = values.mean(axis=0, keepdims=True), out.any(axis=0, keepdims=True)
+    return values / UNITS[claim.unit][1], out_of_memory(*out.swapaxes(0, 1)), used, have
 
 
-def _value(claim: Claim, point: Any, rows: Sequence[Row], draws: int) -> np.ndarray:
-    each = [drawn(row, draws) for row in rows]
+def _value(claim: Claim, point: Any, each: Sequence[np.ndarray]) -> np.ndarray:
     if claim.metric == MEMORY:
         return each[0]
     if claim.metric == GAIN:

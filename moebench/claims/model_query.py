@@ -1,7 +1,7 @@
 """Our value of a claim about whole models: quotients of rows of equal points, reduced as the claim says.
 
-A claim's `baseline` names a system, whose variants with options stand for it too (the best of them counts: papers tune
-their baselines), or the paper's list. Each reading of what the paper trained is an assumption.
+A claim's `baseline` names a system, whose variants in the number of chunks stand for it too (the best of them counts:
+papers tune their baselines), or the paper's list. Each reading of what the paper trained is an assumption.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from moebench.cases.models import workload_of
 from moebench.claims.evidence import Evidence
 from moebench.claims.model_amounts import AMOUNTS, SCOPE_KEYS, amounts, is_meant
-from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number, reduced, speedups
+from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number, nobody, reduced, speedups
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with, readings
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
 from moebench.results.rows import Row
@@ -143,12 +143,16 @@ def _condition(
     _check_numbers(steps, points, (own,), may_lack=False)
     _check_numbers(steps, points, rivals, may_lack=True)
     if metric == SPEEDUP:
-        have = [p for p in points if _best(steps, p, own, systems) is not None]
         names = [own, *rivals]
-        best = [[_best(steps, p, name, systems) for p in have] for name in names]
+        found = {p: [row for name in names if (row := _best(steps, p, name, systems)) is not None] for p in points}
+        have = [p for p in points if len(found[p]) == len(names)]
+        best = [[found[p][place] for p in have] for place in range(len(names))]
         used = [row for own_rows in best for row in own_rows]
+        if reason := nobody(used[len(have) :]):
+            raise CantAnswer(reason)
         times = _drawn(best)
         values, missing = speedups(times[0], times[1:])
+        missing[[bool(nobody(found[p][1:])) for p in have]] = ""  # of which nothing ran out of memory
     elif metric == REDUCTION:
         exposed = tables.get("exposed_communication", {})
         have = [p for p in points if all(_exposed(steps, exposed, p, name, systems) for name in (own, claim.baseline))]
@@ -158,9 +162,8 @@ def _condition(
         values = 1 - ours / theirs
         missing = np.full(values.shape, "", dtype=object)
     elif claim.metric in AMOUNTS:
-        values, behind, have = amounts(claim, points, tables, lambda p, name: _best(steps, p, name, systems))
+        values, missing, behind, have = amounts(claim, points, tables, lambda p, name: _best(steps, p, name, systems))
         used = list(behind)
-        missing = np.where(np.isnan(values), "system out of memory", "").astype(object)
     elif claim.metric in QUANTITIES:
         table = tables.get(QUANTITIES[claim.metric], {})
         have = [p for p in points if any((p, s) in table and _is(own, s) for s in systems)]

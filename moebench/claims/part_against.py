@@ -13,6 +13,7 @@ import numpy as np
 from moebench.claims.query import Condition, Reading, drawn
 from moebench.claims.reported import Claim
 from moebench.claims.scope import CantAnswer
+from moebench.claims.verdict import out_of_memory
 from moebench.results.rows import Row
 
 GAIN, MEMORY, ALIKE = "throughput_gain", "gpu_memory_reduction", "almost equal time"
@@ -68,7 +69,7 @@ def condition(
     Raises:
         CantAnswer: a system that is not part of the run, or has no number.
     """
-    found, used, judged = [], [], []
+    found, out, used, judged = [], [], [], []
     for point in points:
         base = _row(times, point, claim.baseline)
         own = [_row(times, point, name) for name in curve(names, claim.system)]
@@ -81,7 +82,9 @@ def condition(
             own = [row for row in own if row.system == name]
             judged.append(name)
         draws = max(len(base.draws), len(own[0].draws)) or 1
-        ratio = drawn(base, draws) / drawn(own[0], draws)
+        sides = drawn(own[0], draws), drawn(base, draws)
+        ratio = sides[1] / sides[0]
+        out.append(np.isnan(sides))
         if claim.metric == MEMORY:
             saved = 1 - _bytes(memories, point, own[0].system) / _bytes(memories, point, claim.baseline)
             found.append(np.full(draws, saved))
@@ -92,7 +95,7 @@ def condition(
     words = None if claim.value != ALIKE else np.select(
         [1 / values > 1 + NEAR, 1 / values < 1 - NEAR], [LONGER, SHORTER], ALIKE
     ).astype(object)  # fmt: skip
-    missing = np.where(np.isnan(values), "system out of memory", "").astype(object)
+    missing = np.where(np.isnan(values), out_of_memory(*np.any(out, axis=0)), "")
     cases = tuple(dict.fromkeys(used))
     return Condition(reading, values, missing, topologies, words, cases=cases), ", ".join(dict.fromkeys(judged))
 

@@ -17,6 +17,7 @@ from moebench.claims.part_against import condition, curve, is_about
 from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number
 from moebench.claims.reported import UNITS, Claim
 from moebench.claims.scope import CantAnswer, experiment_of, is_size, named, ranks_of
+from moebench.claims.verdict import out_of_memory
 from moebench.claims.words import listed
 from moebench.results.rows import DEVIATION, Row
 from moebench.workloads.layer import GateSpec
@@ -166,7 +167,7 @@ def _at(found: Sequence[Condition], judged: Mapping[str, str]) -> str:
 
 
 def _condition(claim: Claim, reading: Reading, planned: Planned, rows: Table) -> Condition:
-    topologies = tuple(dict.fromkeys(point.topology for point, _ in planned))
+    topologies, missing = tuple(dict.fromkeys(point.topology for point, _ in planned)), None
     if claim.metric == CROSSOVER:
         values, used = _crossover(planned, rows)
     elif claim.metric == BYTES:
@@ -174,7 +175,7 @@ def _condition(claim: Claim, reading: Reading, planned: Planned, rows: Table) ->
         shares = {1 - (ours.value or 0.0) / (theirs.value or np.nan) for ours, theirs in pairs}
         values, used = np.array([min(shares)]), [row for pair in pairs for row in pair]
     elif claim.metric in OVERHEADS:
-        values, used = _overhead(claim, planned, rows)
+        values, missing, used = _overhead(claim, planned, rows)
     else:
         used = [_row(rows, point, claim.system) for point, _ in planned]
         draws = max(len(row.draws) for row in used) or 1
@@ -183,7 +184,7 @@ def _condition(claim: Claim, reading: Reading, planned: Planned, rows: Table) ->
             raise CantAnswer(f"its scope holds {len(used)} cases of different times, and the claim is about one")
         values = each[0]
     cases = tuple(dict.fromkeys(row.case for row in used))
-    missing = np.where(np.isnan(values), "system out of memory", "").astype(object)
+    missing = out_of_memory(np.isnan(values)) if missing is None else missing
     return Condition(reading, values, missing, topologies, cases=cases)
 
 
@@ -197,13 +198,14 @@ def _row(rows: Table, point: Point, system: str) -> Row:
     return row
 
 
-def _overhead(claim: Claim, planned: Planned, rows: Table) -> tuple[np.ndarray, list[Row]]:
-    """By draw, how much longer than the baseline the system takes."""
+def _overhead(claim: Claim, planned: Planned, rows: Table) -> tuple[np.ndarray, np.ndarray, list[Row]]:
+    """By draw, how much longer than the baseline the system takes, or who is out of memory."""
     pairs = [[_row(rows, point, name) for name in (claim.system, claim.baseline)] for point, _ in planned]
     draws = max((len(row.draws) for pair in pairs for row in pair), default=1) or 1
     times = np.array([[drawn(row, draws) for row in pair] for pair in pairs])  # [points, 2, draws]
     each = times[:, 0] / times[:, 1] - 1
-    return OVERHEADS[claim.metric](each, axis=0), [row for pair in pairs for row in pair]
+    out = np.isnan(times).any(axis=0)
+    return OVERHEADS[claim.metric](each, axis=0), out_of_memory(*out), [row for pair in pairs for row in pair]
 
 
 def _crossover(planned: Planned, rows: Table) -> tuple[np.ndarray, list[Row]]:

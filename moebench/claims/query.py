@@ -14,7 +14,7 @@ import numpy as np
 from moebench.claims.reported import UNITS, Claim
 from moebench.claims.rivals import Decider, Read, Sides, decider, detail, sides_of
 from moebench.claims.scope import CantAnswer, Point, experiment_of, points
-from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
+from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT, out_of_memory
 from moebench.results.rows import Row
 from moebench.workloads.suite import LayerExperiment, Suite
 
@@ -108,8 +108,7 @@ class StepTimes:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._found: dict[str, dict[Key, Row]] = {}
         for row in rows:
-            is_bound = row.value is not None and not row.counts
-            if row.metric != "step_time" or row.sample is not None or is_bound:
+            if row.metric != "step_time" or row.sample is not None:
                 continue
             point = Point(
                 experiment=row.experiment,
@@ -162,6 +161,7 @@ def obtain(claim: Claim, suite: Suite, times: StepTimes) -> Obtained:
         have = [p for p in its_points if all((p, s) in rows for s in sides.systems)]
         lacks = {s: sides.may_lack and s != sides.systems[0] for s in sides.systems}
         reason = next((r for p in have for s in sides.systems if (r := no_number(rows[p, s], lacks[s]))), "")
+        reason = reason or nobody([rows[p, s] for p in have for s in sides.systems[1:]])
         if is_default:
             lacking, default_reason = len(its_points) - len(have), reason
         if not have or reason or (len(have) < len(its_points) and not is_default):
@@ -222,6 +222,13 @@ def no_number(row: Row, may_lack: bool) -> str:
     return "" if is_result else f"{row.case} is {row.status}: {row.reason}"
 
 
+def nobody(baselines: Sequence[Row]) -> str:
+    """Why there is nothing to compare with, where none of some rows of baselines has such a case; else empty."""
+    if not baselines or any(row.status != "unsupported" for row in baselines):
+        return ""
+    return f"no baseline has it: {baselines[0].case} is unsupported: {baselines[0].reason}"
+
+
 def _condition(
     claim: Claim, assumption: Assumption, its_points: Sequence[Point], sides: Sides, rows: Mapping[Key, Row]
 ) -> Condition:
@@ -230,7 +237,7 @@ def _condition(
     ours = np.array([drawn(rows[p, system], draws) for p in its_points])
     who = None
     if claim.metric in STEP_TIMES:
-        values, missing = ours / UNITS[claim.unit][1], np.where(np.isnan(ours), SYSTEM_OUT, "")
+        values, missing = ours / UNITS[claim.unit][1], out_of_memory(np.isnan(ours))
     else:
         theirs = np.array([[drawn(rows[p, s], draws) for p in its_points] for s in baselines])
         values, missing = speedups(ours, theirs)
@@ -267,8 +274,7 @@ def speedups(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarr
     baseline_out, system_out = np.isinf(best), np.isnan(ours)
     with np.errstate(invalid="ignore", divide="ignore"):
         values = np.where(baseline_out | system_out, np.nan, best / ours)
-    missing = np.select([baseline_out & system_out, baseline_out, system_out], [BOTH_OUT, BASELINE_OUT, SYSTEM_OUT], "")
-    return values, missing
+    return values, out_of_memory(system_out, baseline_out)
 
 
 def reduced(claim: Claim, values: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

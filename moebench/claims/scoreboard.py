@@ -98,7 +98,7 @@ def scoreboard(suite: Suite, folder: RunFolder | None = None) -> list[Score]:
         return list(known[1])
     note = f"{changed}: " if folder and (changed := what_if(folder)) else ""
     scores = [score(claim, suite, evidence) for claim in claims_of(suite.reported)]
-    scores = [replace(s, why=note + s.why) if note and s.obtained is not None else s for s in scores]
+    scores = [replace(s, why=note + s.why) if note and s.engine else s for s in scores]
     _SCORED[evidence] = suite, scores
     return list(scores)
 

@@ -14,7 +14,7 @@ from moebench.claims.evidence import Evidence
 from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number
 from moebench.claims.reported import UNITS, Claim, ways
 from moebench.claims.scope import CantAnswer, named, ranks_of
-from moebench.claims.verdict import BASELINE_OUT, BOTH_OUT, SYSTEM_OUT
+from moebench.claims.verdict import out_of_memory
 from moebench.results.rows import Row
 from moebench.workloads.part import PartWorkload
 from moebench.workloads.suite import PartExperiment, PartReading
@@ -207,9 +207,7 @@ def _condition(claim: Claim, one: Planned, rows: Mapping[Key, Row]) -> Condition
     draws = max(len(row.draws) for row in used) or 1
     each = [drawn(row, draws) for row in used]
     values = _value(claim, one.sides, each)
-    ours, theirs = (np.isnan(one) for one in (each[0], each[-1]))
-    both = ours & theirs & (len(each) > 1)
-    missing = np.select([both, ours, theirs], [BOTH_OUT, SYSTEM_OUT, BASELINE_OUT], "").astype(object)
+    missing = out_of_memory(np.isnan(each[0]), len(each) > 1 and np.isnan(each[1]))
     places = tuple(dict.fromkeys(side.topology for side in one.sides))
     cases = tuple(dict.fromkeys(row.case for row in used))
     return Condition(one.reading, values, missing, places, cases=cases)

@@ -25,6 +25,16 @@ BASELINE_OUT, SYSTEM_OUT, BOTH_OUT = "baseline out of memory", "system out of me
 OUT_OF_MEMORY = (BASELINE_OUT, SYSTEM_OUT, BOTH_OUT)
 
 
+def out_of_memory(system: np.ndarray, baseline: np.ndarray | bool = False) -> np.ndarray:
+    """Which side it is that draws have no value for, one of `OUT_OF_MEMORY`; empty where both have one.
+
+    Args:
+        system, baseline: where a side runs out of memory.
+    """
+    sides = [system & baseline, system & np.logical_not(baseline), np.logical_not(system) & baseline]
+    return np.select(sides, [BOTH_OUT, SYSTEM_OUT, BASELINE_OUT], "").astype(object)
+
+
 def error_of(claim: Claim, ours: float | str) -> float:
     """How far `ours` (in the claim's unit) is from the reported value; 0 where the relation holds.
 

@@ -7,7 +7,7 @@ import pytest
 
 from moebench.cases.plan import Filters
 from moebench.claims import verdict as v
-from moebench.claims.evidence import obtain
+from moebench.claims.evidence import Evidence, obtain
 from moebench.claims.exchange_scope import conditions, exchanges_of, sides_of
 from moebench.claims.reported import exchanges
 from moebench.claims.scope import CantAnswer
@@ -154,8 +154,9 @@ def test_a_part_of_a_run_judges_what_it_has():
 def test_what_processors_slowed_down_judges_nothing():
     """A measured summary that is marked is left out."""
     whole = evidence(lambda *_: 1.66)
-    whole.rows = tuple(replace(row, detail={"mark": CPU_BOUND}) for row in whole.rows)
-    assert score(H3, hetu(), whole).verdict == v.NOT_RUN
+    bound = Evidence([replace(row, detail={"mark": CPU_BOUND}) for row in whole.rows], whole.topologies)
+    assert score(H3, hetu(), whole).verdict == v.REPRODUCED
+    assert score(H3, hetu(), bound).verdict == v.NOT_RUN
 
 
 def test_a_failed_case_is_the_reason():

@@ -98,6 +98,15 @@ def test_what_does_not_fit_is_said_and_the_other_setting_counts():
     assert "is failed: because" in failed.why
 
 
+def test_a_quantity_that_a_run_does_not_have_is_not_out_of_memory():
+    """Its case ran, and says nothing of it."""
+    found = judged("megascale-gpus-max-mfu-gain", by_stem(megascale=1.0, megatron_0_10=1.5, megatron_modern=1.0))
+    assert found.verdict != v.NOT_RUN  # of times
+    name = next(name for name, claim in CLAIMS.items() if claim.metric == "mfu")
+    found = judged(name, by_stem(megascale=1.0, megatron_0_10=1.5, megatron_modern=1.0))
+    assert (found.verdict, found.why.startswith("the run says no mfu of ")) == (v.NOT_RUN, True)
+
+
 def test_a_reading_of_the_baseline_is_one_of_claims_about_it():
     """Its own setting alone counts there; one that the baseline lacks altogether is none, not out of memory."""
     def times(case):

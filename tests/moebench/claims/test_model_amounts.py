@@ -69,6 +69,9 @@ def test_out_of_memory_is_no_speed():
     found = judged(CLAIMS["moesys-train-64-tps"], lambda case: None)
     assert (found.verdict, found.obtained) == (v.NOT_RUN, None)
     assert "the system out of memory in 100 %" in found.why
+    for lacking, who in (("moesys", "the system"), ("deepspeed", "the baseline"), ("moesys deepspeed", "both")):
+        gain = judged(CLAIMS["moesys-train"], lambda case, out=lacking: None if case.system in out.split() else 1.0)
+        assert (gain.verdict, f"{who} out of memory in 100 %" in gain.why) == (v.NOT_RUN, True)
 
 
 def test_a_scope_that_is_another_model_is_no_case():

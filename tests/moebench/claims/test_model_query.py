@@ -142,6 +142,23 @@ def test_what_is_wrong_is_no_result(name, system):
     assert ("is wrong: because" in found.why) == (system in matters)
 
 
+def test_a_rival_that_lacks_a_model_is_not_out_of_memory():
+    """It steps aside where others have it; where none has, or its rows are not there yet, the claim says so."""
+    name = "lancet-e2e-switch-a100-max"
+    times = by_system(lancet=1.0, raf=1.4, tutel=1.5, deepspeed=1.3)
+    lacks = judged(name, lambda case: None if "lancet" not in case.system else times(case))
+    assert lacks.why.startswith("no baseline has it: ")
+    some = judged(name, lambda case: None if case.size == "2x8" and "lancet" not in case.system else times(case))
+    assert (some.obtained, "memory" in some.why) == (pytest.approx(1.3), False)
+    rows = [
+        row_of(case, "gpu", "step_time", "s", times(case), draws=(times(case),))
+        for case in CASES
+        if times(case) and case.experiment == "end-to-end" and (case.system, case.size) != ("raf", "2x8")
+    ]
+    found = score(CLAIMS[name], SUITE, Evidence(rows))
+    assert (found.verdict, "this run has" in found.why) == (v.NOT_RUN, True)
+
+
 def test_what_is_not_there_is_said():
     """A system that did not run, a metric without a query, a scope that no experiment has, no rows."""
     times = by_system(lancet=1.0, raf=1.1, tutel=1.2, deepspeed=1.3)

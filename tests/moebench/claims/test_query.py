@@ -149,6 +149,9 @@ def test_a_rival_without_the_gate_steps_aside(hetu, cases, monkeypatch):
     own = [replace(row, status="unsupported", value=None) if row.system == "hetumoe" else row for row in found]
     with pytest.raises(CantAnswer, match="is unsupported"):
         obtain(claim, hetu, StepTimes(own))
+    none = [replace(row, status="unsupported", value=None) if row.system != "hetumoe" else row for row in found]
+    with pytest.raises(CantAnswer, match=r"no baseline has it: .*/deepspeed is unsupported"):
+        obtain(claim, hetu, StepTimes(none))
 
 
 def test_readings_of_who_the_rivals_are_stand_beside_each_other(hetu, cases, monkeypatch):
