@@ -5,9 +5,10 @@ whoever starts one, or waits for one, says so here; a recorder listens and puts 
 nothing happens. (A small read of integers is `moebench.kernels.host`'s.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 # Kinds of transfer, and the stream of each: those of one stream run one after another, beside everything else.
@@ -16,7 +17,7 @@ STREAM_OF = {
     "storage-write": "storage",  # back
     "to-device": "host-to-device",  # a copy over the host link
     "to-host": "device-to-host",  # back
-    "host-update": "host-update",  # no move, but a pass of the host over its memory: an optimiser's
+    "host-update": "host-update",  # no move, but a pass of the host over its memory: an optimiser's, a sum's
 }
 
 
@@ -36,14 +37,18 @@ class TransferListener(Protocol):
         """The end of what the device has been given so far."""
 
 
-_listeners: list[TransferListener] = []
+_listeners: dict[int, TransferListener] = {}  # by a number that no two of them have, one after another
+_numbers = count()
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Something that was started, or a mark in the device's queue: its index with each listener."""
+    """Something that was started, or a mark in the device's queue: its index with each listener, by its number.
 
-    indices: tuple[int, ...] = ()
+    It may outlive a listener, as a slot does that is used again in the next step: who listens then knows nothing of it.
+    """
+
+    indices: Mapping[int, int] = field(default_factory=dict)
 
 
 def start_transfer(kind: str, moved_bytes: int, after: Sequence[Transfer] = ()) -> Transfer:
@@ -55,37 +60,40 @@ def start_transfer(kind: str, moved_bytes: int, after: Sequence[Transfer] = ()) 
     if kind not in STREAM_OF:
         raise ValueError(f"unknown transfer {kind!r}; choose one of {', '.join(STREAM_OF)}")
     return Transfer(
-        tuple(
-            listener.transfer(kind, moved_bytes, [one.indices[place] for one in after if place < len(one.indices)])
-            for place, listener in enumerate(_listeners)
-        )
+        {number: heard.transfer(kind, moved_bytes, _known(number, after)) for number, heard in _listeners.items()}
     )
 
 
 def device_waits(transfer: Transfer) -> None:
     """Say that what is issued from now on waits on the device for a transfer."""
-    for index, listener in zip(transfer.indices, _listeners):
-        listener.device_waits(index)
+    for number, listener in _listeners.items():
+        if number in transfer.indices:
+            listener.device_waits(transfer.indices[number])
 
 
 def host_waits(*transfers: Transfer) -> None:
     """Say that the host waits for transfers."""
-    for place, listener in enumerate(_listeners):
-        indices = [one.indices[place] for one in transfers if place < len(one.indices)]
-        if indices:
-            listener.host_waits(indices)
+    for number, listener in _listeners.items():
+        if known := _known(number, transfers):
+            listener.host_waits(known)
 
 
 def mark() -> Transfer:
     """The end of what the device has been given so far, for `after`."""
-    return Transfer(tuple(listener.mark() for listener in _listeners))
+    return Transfer({number: listener.mark() for number, listener in _listeners.items()})
 
 
 @contextmanager
 def listening(listener: TransferListener) -> Iterator[None]:
     """Tell `listener` of every transfer inside the block. Transfers started outside are none of its business."""
-    _listeners.append(listener)
+    number = next(_numbers)
+    _listeners[number] = listener
     try:
         yield
     finally:
-        _listeners.remove(listener)
+        del _listeners[number]
+
+
+def _known(number: int, transfers: Sequence[Transfer]) -> list[int]:
+    """The indices of those that a listener was told of."""
+    return [one.indices[number] for one in transfers if number in one.indices]

@@ -11,6 +11,7 @@ from moebench.cases.parts import part_of, refusal
 from moebench.workloads.errors import InputError
 from moebench.workloads.machine import Topology
 from moebench.workloads.part import PartWorkload
+from moebench.workloads.places import ON_THIS_MACHINE
 
 
 def keep_files_in(folder: Path | None) -> None:
@@ -56,7 +57,10 @@ def check_room(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> Non
 
 
 def _bytes_of(case: Case, topology: Topology) -> int:
-    """Of a case's files; none of one that isn't run."""
+    """Of the ranks on this machine; none of a case that isn't run."""
     from moebench.systems.part_registry import disk_bytes
 
-    return 0 if refusal(case, topology) is not None else disk_bytes(part_of(case), topology.ranks)
+    if refusal(case, topology) is not None:
+        return 0
+    here = topology.ranks if topology.node_type in ON_THIS_MACHINE else topology.gpus_per_node
+    return disk_bytes(part_of(case), topology.ranks) * here // topology.ranks

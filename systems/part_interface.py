@@ -78,6 +78,7 @@ class PartCall:
         reads: answers what it reads on the host where tensors have no values.
         is_fused: whether its chunks stand for the tiles of one kernel.
         alike: ranks that run the same program as this one; None: all do, or differ by their place only.
+        turns: after so many calls it does the same again; 1: every call does.
     """
 
     run: Callable[[], Any]
@@ -86,6 +87,7 @@ class PartCall:
     reads: Answer | None = None
     is_fused: bool = False
     alike: tuple[int, ...] | None = None
+    turns: int = 1
 
 
 @dataclass(frozen=True)

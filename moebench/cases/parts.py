@@ -174,7 +174,7 @@ def check_key(case: Case) -> tuple[Hashable, ...]:
 def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     """Why real ranks don't run a case: it has no meaning, or is too large for ranks on CPUs."""
     from moebench.systems.part_interface import TILE_ROWS, parsed
-    from moebench.systems.part_registry import burden, disk_bytes, problem
+    from moebench.systems.part_registry import burden, problem
 
     workload = part_of(case)
     if parsed(workload.part, case.system)[0] == "fused":
@@ -183,8 +183,6 @@ def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:
     reason = problem(workload, case.system, shape, topology.ranks, topology.gpus_per_node, TILE_ROWS)
     if reason is not None:
         return "unsupported", reason
-    if topology.ranks > 1 and disk_bytes(workload, topology.ranks):
-        return "unsupported", f"{workload.part} keeps files: it is measured on one rank, and simulated on several"
     if topology.hardware.kind == "cpu":
         if (workload.model and workload.dtype == "bf16") or workload.dtype == "tf32":
             is_none = f"{workload.dtype} products are no precision of a CPU"

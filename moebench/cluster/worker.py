@@ -142,7 +142,7 @@ def measure(group: Group, request: Request) -> Report:
     details = []
     for case, step, once in zip(request.cases, steps, once_s) if request.detail else ():
         with _naming(case):
-            beat(request.allowed_s(DETAIL_STEPS * once), case.name)
+            beat(request.allowed_s(DETAIL_STEPS * step.turns * once), case.name)
             details.append(_detail(step, peers))
     beat(request.allowed_s())
     return Report(this_host(device), samples, tuple(details))
@@ -192,15 +192,19 @@ def _warmed_up(step: Step, peers: _Peers, live: Callable[[], None]) -> float:
     return peers.largest(time.monotonic() - start)
 
 
-def plan_samples(once_s: Sequence[float], blocks: int, budget_s: float) -> tuple[list[int], int]:
-    """Steps of a sample of each case, and blocks, so that all fits into the budget where it can."""
+def plan_samples(
+    once_s: Sequence[float], blocks: int, budget_s: float, turns: Sequence[int] = ()
+) -> tuple[list[int], int]:
+    """Steps of a sample of each case, all of its turns, and blocks, so that all fits into the budget where it can."""
     steps = [min(MOST_STEPS, max(FEWEST_STEPS, math.ceil(SAMPLE_S / max(once, 1e-6)))) for once in once_s]
+    steps = [-(-count // turn) * turn for count, turn in zip(steps, turns or [1] * len(steps))]
     block_s = 2 * sum((count + 1) * once for count, once in zip(steps, once_s))
     return steps, max(1, min(blocks, int(budget_s / max(block_s, 1e-6))))
 
 
 def _timed(request: Request, steps: Sequence[Step], once_s: Sequence[float], peers: _Peers) -> Iterator[Sample]:
-    counts, blocks = plan_samples(once_s, request.blocks, request.budget_s)
+    turns = [step.turns for step in steps]
+    counts, blocks = plan_samples(once_s, request.blocks, request.budget_s, turns)
     random = np.random.default_rng((request.process, len(steps)))
     read = request.counters if peers.group.index == 0 else None
     for block in range(blocks):
@@ -236,7 +240,7 @@ def _detail(step: Step, peers: _Peers) -> Detail:
 
     peers.barrier()
     rank, world = peers.group.rank, peers.group.size
-    program, seconds = timed_program(step.run, step.persistent)
+    program, seconds = timed_program(step.run, step.persistent, step.turns)
     program = replace(program, rank=rank, world=world, stands_for=range(rank, rank + 1))
     peak_bytes = program.peak_bytes
     if peers.device.type == "cuda":

@@ -43,19 +43,22 @@ class OpStopwatch(TorchDispatchMode):
 
 
 def timed_program(
-    call: Callable[[], object], persistent: Iterable[Tensor] = (), repeats: int = 5
+    call: Callable[[], object], persistent: Iterable[Tensor] = (), turns: int = 1, repeats: int = 5
 ) -> tuple[Program, list[float]]:
     """What `call` executes, and the median seconds of each operator; host reads are not timed and count 0.
 
     Args:
         persistent: tensors that live before the call, for the peak of memory.
+        turns: after so many calls it does the same again; the others in between are not looked at.
 
     Raises:
         RuntimeError: two runs executed different operators.
     """
     persistent = list(persistent)
     runs: list[list[tuple[str, float]]] = []
-    for _ in range(repeats):
+    for repeat in range(repeats):
+        for _ in range(turns - 1 if repeat else 0):
+            call()
         recorder = Recorder(persistent)
         with OpStopwatch() as watch, recorder:
             call()

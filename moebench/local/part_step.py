@@ -31,4 +31,4 @@ def part_step(case: Case, device: torch.device, group: Group | None = None) -> S
         with region("exchange"):
             return call.run()
 
-    return Step(run, call.persistent)
+    return Step(run, call.persistent, turns=call.turns)

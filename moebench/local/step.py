@@ -31,12 +31,19 @@ class Step:
         persistent: tensors that live from step to step.
         counted: what `run` executes, where a trace has counted it.
         is_recordable: whether a recorder around `run` can count it too: every operator is in a region.
+        turns: after so many runs it does the same again.
     """
 
     run: Callable[[], object]
     persistent: tuple[Tensor, ...]
     counted: Program | None = None
     is_recordable: bool = True
+    turns: int = 1
+
+    @property
+    def all_turns(self) -> Callable[[], object]:
+        """What has done the same whenever it is called."""
+        return self.run if self.turns == 1 else lambda: [self.run() for _ in range(self.turns)]
 
 
 def build_step(case: Case, device: torch.device, group: Group | None = None) -> Step:

@@ -108,21 +108,19 @@ def _time_blocks(
     for block in range(request.blocks):
         for place, chosen in enumerate(balanced_order(len(cases), random)):
             where = {"case": cases[chosen].hash, "block": block, "place": place}
-            while _take(steps[chosen].run, cases[chosen].workload.issued_ahead, clock, send, where) and retakes[chosen]:
+            while _take(steps[chosen], cases[chosen].workload.issued_ahead, clock, send, where) and retakes[chosen]:
                 retakes[chosen] -= 1
         send(block_done=block)
 
 
-def _take(
-    step: Callable[[], object], ahead: bool, clock: Clock, send: Callable[..., None], where: dict[str, Any]
-) -> bool:
+def _take(step: "Step", ahead: bool, clock: Clock, send: Callable[..., None], where: dict[str, Any]) -> bool:
     """Time a step once in each regime; whether any of it was throttled."""
     with quiet_interpreter():
-        step()  # untimed: the caches now hold what this system's previous step leaves, as in a training loop
-        samples = {regime: clock.time_s(step, regime, ahead) for regime in clock.regimes}
+        step.run()  # untimed: the caches now hold what this system's previous step leaves, as in a training loop
+        samples = {regime: clock.time_s(step.all_turns, regime, ahead) for regime in clock.regimes}
     for regime, (seconds, extra) in samples.items():
         mark = {"mark": THROTTLED} if is_throttled(extra) else {}
-        send(time_s=seconds, regime=regime, **where, **extra, **mark)
+        send(time_s=seconds / step.turns, regime=regime, **where, **extra, **mark)
     return any(is_throttled(extra) for _, extra in samples.values())
 
 
@@ -149,7 +147,7 @@ def _detail(step: "Step") -> dict[str, Any]:
 
     if step.counted is not None:
         return _counts(step.counted) | {"regions": []}
-    program, seconds = timed_program(step.run, step.persistent)
+    program, seconds = timed_program(step.run, step.persistent, step.turns)
     regions: dict[tuple[str, str], list[float]] = {}
     for op, op_s in zip(program.ops, seconds):
         total = regions.setdefault((op.region, op.phase), [0.0, 0.0])

@@ -1,11 +1,13 @@
 """Experts whose states are in a hierarchical storage: the tier that a visit borrows from, and the optimiser of them.
 
-A gradient goes to host memory as soon as the backward has it, and the step there updates parameters and moments of one
-state after the other (Adam with decoupled weight decay). Experts that got no gradient in a step are left alone, so that
-only the states of experts that worked are moved: exactly what `AdamW` does with parameters whose gradient is None.
+A gradient goes to host memory as soon as the backward has it; a thread there adds up those of several visits. The step
+updates parameters and moments of one state after the other (Adam with decoupled weight decay). Experts that got no
+gradient in a step are left alone, so that only the states of experts that worked are moved: exactly what `AdamW` does
+with parameters whose gradient is None.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,11 +37,27 @@ class AdamOptions:
 
 @dataclass
 class _Gradient:
-    """Of one expert, in host memory [P] in the state's dtype, or on the way there."""
+    """Of one expert, in host memory [P], or on the way there.
 
-    host_P: Tensor | None
+    Attributes:
+        host_P: it, or whoever makes it; None where the storage is only described.
+        moved: the transfer, or the pass of the host, after which it is there.
+        event: after which `host_P` has arrived from a device.
+    """
+
+    host_P: Tensor | Future[Tensor] | None
     moved: Transfer
     event: torch.cuda.Event | None = None
+
+    def landed(self, dtype: torch.dtype) -> Tensor:
+        """Wait for it, on the host."""
+        assert self.host_P is not None  # only a storage that is described has none, and it changes nothing
+        if self.event is not None:
+            self.event.synchronize()
+            self.event = None
+        found = self.host_P.result() if isinstance(self.host_P, Future) else self.host_P
+        self.host_P = found.to(dtype)
+        return self.host_P
 
 
 class StoredExperts:
@@ -50,6 +68,7 @@ class StoredExperts:
         self._gradients: dict[ExpertKey, _Gradient] = {}
         is_cuda = storage.device.type == "cuda"
         self._stream = torch.cuda.Stream(storage.device) if is_cuda else None
+        self._sums = ThreadPoolExecutor(1, "sums")
 
     @property
     def gradient_bytes(self) -> int:
@@ -78,20 +97,15 @@ class StoredExperts:
         with torch.no_grad():
             flat_P = torch.cat([gradient.reshape(-1) for gradient in gradients])
         found = self._send(flat_P)
-        if known is not None and known.host_P is not None and found.host_P is not None:
-            with _disable_current_modes():
-                self._wait(known, found)
-                known.host_P.add_(found.host_P)
-            return
-        self._gradients.setdefault(key, found)
+        self._gradients[key] = found if known is None else self._sum(known, found)
 
     def step(self) -> None:
         """Update every expert that got a gradient, in the order in which the gradients came; forget the gradients."""
         moved = (1 + 2 * len(PARTS)) * self.layout.elements * self.layout.state_dtype.itemsize
         with region("optimizer"):
             for key, gradient in list(self._gradients.items()):
-                self._wait(gradient)
-                self.storage.update(key, partial(self._adam, gradient.host_P), moved)
+                host_waits(gradient.moved)
+                self.storage.update(key, partial(self._adam, gradient), moved)
                 del self._gradients[key]
 
     def gradients(self, key: ExpertKey) -> list[Tensor]:
@@ -99,8 +113,7 @@ class StoredExperts:
         known = self._gradients.get(key)
         if known is None or known.host_P is None:
             return self.layout.split(torch.zeros(self.layout.elements, dtype=self.layout.dtype))
-        self._wait(known)
-        return self.layout.split(known.host_P.to(self.layout.dtype, copy=True))
+        return self.layout.split(known.landed(self.layout.state_dtype).to(self.layout.dtype, copy=True))
 
     def forget_gradients(self) -> None:
         """Drop the gradients that wait for a step."""
@@ -121,15 +134,14 @@ class StoredExperts:
         averages, squares = (self.layout.split(self.layout.part(record_B, name)) for name in PARTS[1:])
         return averages, squares, int(self.layout.steps(record_B))
 
-    def _adam(self, gradient_P: Tensor | None, record_B: Tensor) -> None:
-        assert gradient_P is not None  # only a storage that is described has none, and it changes nothing
+    def _adam(self, gradient: _Gradient, record_B: Tensor) -> None:
         steps = self.layout.steps(record_B)
         steps += 1
         parts = [[self.layout.part(record_B, name)] for name in PARTS]
         parameters, averages, squares = parts
         options = self.options
         adamw_update(
-            parameters, [gradient_P], averages, squares, [int(steps)],
+            parameters, [gradient.landed(self.layout.state_dtype)], averages, squares, [int(steps)],
             options.lr, options.betas, options.eps, options.weight_decay,
         )  # fmt: skip
 
@@ -147,12 +159,14 @@ class StoredExperts:
                 flat_P.record_stream(self._stream)
                 return _Gradient(host_P, moved, self._stream.record_event())
 
-    def _wait(self, *gradients: _Gradient) -> None:
-        host_waits(*[gradient.moved for gradient in gradients])
-        for gradient in gradients:
-            if gradient.event is not None and gradient.host_P is not None:
-                gradient.event.synchronize()
-                gradient.host_P, gradient.event = gradient.host_P.to(self.layout.state_dtype), None
+    def _sum(self, known: _Gradient, found: _Gradient) -> _Gradient:
+        """Both, added up in host memory while the device goes on."""
+        passed = (2 * self.layout.state_dtype.itemsize + self.layout.dtype.itemsize) * self.layout.elements
+        moved = start_transfer("host-update", passed, (known.moved, found.moved))
+        if found.host_P is None:
+            return _Gradient(None, moved)
+        dtype = self.layout.state_dtype
+        return _Gradient(self._sums.submit(lambda: known.landed(dtype).add_(found.landed(dtype))), moved)
 
 
 def create_store(

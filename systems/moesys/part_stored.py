@@ -8,6 +8,7 @@ no block changes at the start, and every layer reads them in an order of its own
 T tokens of a rank, D model, E experts, K choices a token, R ranks.
 """
 
+import math
 import tempfile
 import weakref
 from functools import lru_cache
@@ -165,6 +166,7 @@ def stored_step(setting: Setting) -> PartCall:
         return y_TD.detach(), x_TD.grad
 
     plain: list[PlainSteps] = []
+    turns = BATCHES // math.gcd(BATCHES, workload.size("accumulated"))
 
     def wrong(found: tuple[Tensor, Tensor | None]) -> str | None:
         if not plain:
@@ -176,11 +178,12 @@ def stored_step(setting: Setting) -> PartCall:
 
     if setting.is_meta:
         with answering(reads):
-            for _ in range(-(-BATCHES // workload.size("accumulated"))):  # caches are full, last experts are known
+            for _ in range(turns):  # caches are full, last experts are known
                 with region("exchange"):
                     run()
     held = [slot.flat_P for slot in storage._slots]
-    return PartCall(run, wrong, (*held, *dense.slices, *dense.optimizer.states, *batches), reads)
+    persistent = (*held, *dense.slices, *dense.optimizer.states, *batches)
+    return PartCall(run, wrong, persistent, reads, turns=turns)
 
 
 class _Reads:

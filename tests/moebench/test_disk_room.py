@@ -1,14 +1,12 @@
 """Files of parts that are measured: where they go, and that a disk too small is refused before anything is written."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from moebench.cases.case import Case
-from moebench.cases.parts import refusal
 from moebench.disk_room import check_room, keep_files_in
 from moebench.report.tier_view import tables
 from moebench.results.rows import row_of
@@ -63,15 +61,6 @@ def test_files_of_all_systems_of_a_point_must_fit(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=rf"keeps files of {needed:,} bytes in {tmp_path}, where {needed - 1:,} are"):
         check_room(both, {WHERE.name: WHERE})
     check_room([case_of(engine="sim"), case_of(top_k=9)], {WHERE.name: WHERE})
-
-
-def test_several_real_ranks_are_not_timed():
-    """The case says so, and has no files."""
-    where = load_topology("1x8-a100-80-nvme")
-    case = replace(case_of(engine="cluster"), topology=where.name, size="1x8")
-    told = "stored-step keeps files: it is measured on one rank, and simulated on several"
-    assert refusal(case, where) == ("unsupported", told)
-    check_room([case], {where.name: where})
 
 
 def test_bytes_of_tiers_and_waits_are_rows_and_tables():

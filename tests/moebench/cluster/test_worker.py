@@ -15,6 +15,7 @@ def test_samples_fit_their_budget():
     steps, blocks = plan_samples([1e-4, 0.01, 5.0], 7, 1e9)
     assert steps == [MOST_STEPS, 10, FEWEST_STEPS]
     assert blocks == 7
+    assert plan_samples([1e-4, 0.01, 5.0], 7, 1e9, [1, 4, 4])[0] == [MOST_STEPS, 12, 4]  # all turns, equally often
     assert plan_samples([1.0], 7, 17.0) == ([FEWEST_STEPS], 2)
     assert plan_samples([1.0], 7, 0.0) == ([FEWEST_STEPS], 1)
 
