@@ -6,7 +6,7 @@ i of stage k in replica r is (r p + k) n + i. Schedules and transfers between st
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -182,7 +182,7 @@ class JobSystem(Protocol):
         """How many ranks share what; or why the numbers do not go, naming keys and numbers."""
 
     def on_few(self, ranks: int, node_ranks: int) -> "JobSystem":
-        """The same with a layer shared among no more ranks than there are, as a check has them."""
+        """With a layer shared among no more ranks than there are, as a check has them; its name says how."""
 
     def settings(self, model: DecoderModel, node_ranks: int) -> Sequence[str]:
         """Names of this system with the options that a planner tries for a model on nodes of so many ranks."""
@@ -197,6 +197,12 @@ class JobSystem(Protocol):
 
     def reads(self, model: DecoderModel, layout: JobLayout, shares: Sequence[float], index: int) -> Answer:
         """What rank `index` of a stage reads on the host, where expert e gets `shares[e]` of every rank's routes."""
+
+
+def name_of(stem: str, options: Any) -> str:
+    """`stem+key=value`, with the options of a dataclass that are not what they are by default."""
+    values = [(one, getattr(options, one.name)) for one in fields(options)]
+    return "+".join([stem, *(f"{one.name}={value}" for one, value in values if value != one.default)])
 
 
 def problem(system: JobSystem, model: DecoderModel, layout: JobLayout) -> str | None:

@@ -43,13 +43,27 @@ class OneRank:
 
     def loss(self, ids_SB: Tensor, labels_SB: Tensor) -> Tensor:
         """Mean negative log-likelihood of the labels."""
-        x_SBD = F.embedding(ids_SB, self.weights["tokens"])
-        for number in range(self.model.layers):
-            own = {name.partition(".")[2]: w for name, w in self.weights.items() if name.startswith(f"{number}.")}
-            x_SBD, _, _ = plain_layer(x_SBD, DecoderWeights(**own), self.model.shape)
+        x_SBD, _ = self._through_layers(ids_SB)
         h_TD = rms_norm_reference(x_SBD.flatten(0, 1), self.weights["norm"], self.model.shape.eps)
         logits_TV = h_TD @ self.weights["tokens" if self.model.tied else "head"].t()
         return F.nll_loss(F.log_softmax(logits_TV, dim=1), labels_SB.flatten())
+
+    def _through_layers(self, ids_SB: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Rows after the last layer, and what the router of each made of those before it, probs_TE."""
+        x_SBD, probs = F.embedding(ids_SB, self.weights["tokens"]), []
+        for number in range(self.model.layers):
+            own = {name.partition(".")[2]: w for name, w in self.weights.items() if name.startswith(f"{number}.")}
+            x_SBD, probs_TE, _ = plain_layer(x_SBD, DecoderWeights(**own), self.model.shape)
+            probs.append(probs_TE)
+        return x_SBD, probs
+
+    @torch.no_grad()
+    def clearness(self, ids_SB: Tensor) -> Tensor:
+        """[B] how far the closest call of a sequence is from a tie: between the last expert chosen and the next one,
+        as a difference of logits."""
+        _, probs = self._through_layers(ids_SB)
+        best_LTK = torch.stack(probs).topk(self.model.shape.top_k + 1).values.log()
+        return (best_LTK[..., -2] - best_LTK[..., -1]).view(-1, *ids_SB.shape).amin((0, 1))
 
     def step(self, ids_SB: Tensor, labels_SB: Tensor) -> Tensor:
         """The loss of a batch, on which Adam then makes a step."""

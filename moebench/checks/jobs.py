@@ -1,17 +1,18 @@
 """Correct before fast, for jobs: no number of a system before its step is that of one rank with the whole batch.
 
-Tried on 4 real gloo ranks as two replicas of a node of two: a small decoder in two stages, several micro-batches a
-replica, one stage after the other on the same ranks; Adam with a large epsilon, whose update is in proportion to the
-gradient, so that a wrong factor shows. The losses and all parameters after each of two steps are compared. A system
-that shares a layer among more ranks is tried as it is on these; one that runs the forward of a micro-batch beside the
-backward of another is tried so, in two chunks a stage. What came out is remembered with a hash of the code.
+Tried on 4 real gloo ranks of two nodes: a small decoder in two stages, more micro-batches than stages, one stage after
+the other on the same ranks; Adam with a large epsilon, whose update is in proportion to the gradient, so that a wrong
+factor shows. The losses and all parameters after each of two steps are compared. A system that shares a layer among
+more ranks is tried as it is on these; one that runs the forward of a micro-batch beside the backward of another is
+tried so, in two chunks a stage. What came out is remembered with a hash of the code.
 """
 
 import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ TOLERANCE = 2e-4  # of the largest change of a weight, beside what its gradients
 TARGET = f"{__name__}:run_rank"
 TRAINING = Training(learning_rate=1.0, eps=1.0, weight_decay=0.01, balance=0.0)
 STAGES, STEPS = 2, 2
+CANDIDATES = 128  # sequences, of which the clearest are a batch
 MODEL = DecoderModel("small", "Small", 2 * STAGES, DecoderShape(32, 8, 4, 4, 16, 8, 2, shared_ffn=16), 40, sequence=16)
-LAYOUT = JobLayout(RANKS * STAGES, RANKS_PER_NODE, STAGES, global_batch=8)
-IN_CHUNKS = replace(LAYOUT, chunks=2)
+LAYOUT = JobLayout(RANKS * STAGES, RANKS_PER_NODE, STAGES, global_batch=RANKS)  # see `layout_of` for the batch
 
 
 def check(cases: Sequence[Case]) -> Iterator[Status]:
@@ -52,14 +53,21 @@ def _tried(systems: Sequence[str]) -> list[Status]:
 
 def _refusal(system: JobSystem) -> str | None:
     """Why a system can't be tried."""
-    reason = problem(system, MODEL, _layout(system))
+    reason = problem(system, MODEL, layout_of(system))
     return None if reason is None else f"the model that it is tried on: {reason}"
 
 
-def _layout(system: JobSystem) -> JobLayout:
-    """Stages in chunks where the forward of one runs beside the backward of another."""
+def layout_of(system: JobSystem) -> JobLayout:
+    """The trial's, with the fewest micro-batches that are more than stages: a first, a last, and others between.
+
+    Stages in chunks, and twice as many micro-batches, where the forward of one runs beside the backward of another.
+    """
     spread = system.spread(LAYOUT)
-    return IN_CHUNKS if isinstance(spread, Spread) and spread.is_combined else LAYOUT
+    if isinstance(spread, str):
+        return LAYOUT
+    pipelines = LAYOUT.global_batch // spread.microbatches
+    chunks, each = (2, 2 * STAGES) if spread.is_combined else (1, STAGES + 1)
+    return replace(LAYOUT, global_batch=each * pipelines, chunks=chunks)
 
 
 def run_rank(group: Group, systems: Sequence[str]) -> list[str | None]:
@@ -69,29 +77,54 @@ def run_rank(group: Group, systems: Sequence[str]) -> list[str | None]:
 
 def _problem(group: Group, system: JobSystem) -> str | None:
     """What is wrong with one of them."""
-    weights, layout = random_model(MODEL), _layout(system)
+    layout = layout_of(system)
     spread = system.spread(layout)
     assert isinstance(spread, Spread)
-    wanted, stages = OneRank(MODEL, weights, TRAINING), _stages(group, system, spread, layout)
+    weights, stages = random_model(MODEL), _stages(group, system, spread, layout)
     for number, stage in enumerate(stages):
         stage.load(_of_stage(weights, number, len(stages)))
     tolerance = TOLERANCE + 8 * system.rounding
-    for step in range(STEPS):
-        data = torch.randint(MODEL.vocabulary, (MODEL.sequence + 1, LAYOUT.global_batch), generator=_seeded(step))
-        before = {name: weight.detach().clone() for name, weight in wanted.weights.items()}
-        wanted_loss = wanted.step(data[:-1], data[1:])
-        step_of = _combined_step if spread.is_combined else _step
-        loss = step_of(stages, spread, data, group)
+    step_of = _combined_step if spread.is_combined else _step
+    for step, wanted in enumerate(_of_one_rank(layout.global_batch)):
+        loss = step_of(stages, spread, wanted.data, group)
         where = f"{system.name}, step {step + 1}, rank {group.index}"
-        if not abs(float(loss - wanted_loss)) <= tolerance * float(wanted_loss):
-            return f"{where}: the loss is {float(loss):.6g}, of one rank {float(wanted_loss):.6g}"
-        changes = {name: wanted.weights[name].detach() - old for name, old in before.items()}
+        if not abs(float(loss - wanted.loss)) <= tolerance * float(wanted.loss):
+            return f"{where}: the loss is {float(loss):.6g}, of one rank {float(wanted.loss):.6g}"
         for number, stage in enumerate(stages):
-            theirs, moved = (_of_stage(of, number, len(stages)) for of in (wanted.weights, changes))
+            theirs, moved = (_of_stage(of, number, len(stages)) for of in (wanted.weights, wanted.changes))
             reason = _difference(stage, theirs, moved, tolerance)
             if reason is not None:
                 return f"{where}, stage {number}: {reason}"
     return None
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A step of one rank: its batch, the loss, all weights after it, and by how much it changed them."""
+
+    data: Tensor
+    loss: Tensor
+    weights: dict[str, Tensor]
+    changes: dict[str, Tensor]
+
+
+@cache
+def _of_one_rank(batch: int) -> tuple[_Wanted, ...]:
+    """What is right, step by step; the same for all systems that are tried on as many sequences."""
+    one, found = OneRank(MODEL, random_model(MODEL), TRAINING), []
+    for step in range(STEPS):
+        data = _clear_batch(one, batch, torch.Generator().manual_seed(100 + step))
+        before = {name: weight.detach().clone() for name, weight in one.weights.items()}
+        loss = one.step(data[:-1], data[1:])
+        weights = {name: weight.detach().clone() for name, weight in one.weights.items()}
+        found.append(_Wanted(data, loss, weights, {name: weights[name] - before[name] for name in weights}))
+    return tuple(found)
+
+
+def _clear_batch(one: OneRank, batch: int, generator: torch.Generator) -> Tensor:
+    """Random sequences [S + 1, B], those in which no token is close to going elsewhere: rounding must not decide."""
+    found = torch.randint(MODEL.vocabulary, (MODEL.sequence + 1, CANDIDATES), generator=generator)
+    return found[:, one.clearness(found[:-1]).topk(batch).indices]
 
 
 def _stages(group: Group, system: JobSystem, spread: Spread, layout: JobLayout) -> list[JobStage]:
@@ -183,7 +216,7 @@ def _difference(
 ) -> str | None:
     stage.gather()
     for name, part in stage.parts().items():
-        theirs, change = part.of(wanted[name]).detach(), changes[name]
+        theirs, change = part.of(wanted[name]), changes[name]
         if part.tensor.shape != theirs.shape:
             return f"{name} is {list(part.tensor.shape)}, not {list(theirs.shape)}"
         far = float((part.tensor - theirs).abs().max() / change.abs().max())
@@ -192,11 +225,8 @@ def _difference(
     return None
 
 
-def _seeded(step: int) -> torch.Generator:
-    return torch.Generator().manual_seed(100 + step)
-
-
 def _key(case: Case) -> str:
     here = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    parts = [case.system, RANKS, RANKS_PER_NODE, here, code_hash(), torch.__version__, sys.version]
+    tried = get(case.system).on_few(RANKS, RANKS_PER_NODE).name
+    parts = [tried, RANKS, RANKS_PER_NODE, here, code_hash(), torch.__version__, sys.version]
     return hashlib.sha256(json.dumps(["job", *parts]).encode()).hexdigest()[:32]

@@ -10,7 +10,7 @@ from moebench.cases.case import Case
 from moebench.cases.plan import Context, refuse_unknown, wanted
 from moebench.checks.correctness import Status
 from moebench.claims.scope import CantAnswer
-from moebench.planner.checks import checked
+from moebench.planner.checks import checked_apart
 from moebench.planner.describe import mfu
 from moebench.planner.exact import settled
 from moebench.planner.search import MEMORY, Plan, Ranked, search
@@ -86,8 +86,7 @@ def check_key(case: Case) -> tuple[Hashable, ...]:
 
 def check(cases: Sequence[Case]) -> Iterator[Status]:
     """Whether the settings of each case's system train a small model, in their order."""
-    for case in cases:
-        yield checked((case.system,))
+    yield from checked_apart([case.system for case in cases])
 
 
 def refusal(case: Case, topology: Topology) -> tuple[str, str] | None:

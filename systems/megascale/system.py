@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from moebench.kernels.host import Answer
-from moebench.systems.job_interface import ADAM, JobStage, Spread, StagePlace, Training
+from moebench.systems.job_interface import ADAM, JobStage, Spread, StagePlace, Training, name_of
 from moebench.systems.megascale import attention, experts, stage, volumes
 from moebench.systems.megascale import layer as layers
 from moebench.systems.megascale.chain import KEPT
@@ -118,8 +118,10 @@ class MegaScale:
         return Spread(ranks, replicas, ranks, layout.global_batch // together)
 
     def on_few(self, ranks: int, node_ranks: int) -> "MegaScale":
-        """The same: a layer's ranks are never more than a node's."""
-        return self
+        """The same, named by what it is on these: a layer's ranks are never more than a node's."""
+        told = self.options.ranks
+        few = replace(self.options, ranks=NODE if told == NODE or int(told) >= node_ranks else told)
+        return MegaScale(few, name_of(MEGASCALE.name, few))
 
     def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
         """Names with the options that are worth trying: ranks of a layer, strategies, overlap, what is kept."""

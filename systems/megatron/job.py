@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from moebench.kernels.host import Answer, UnansweredRead
-from moebench.systems.job_interface import ADAM, JobStage, Spread, StagePlace, Training
+from moebench.systems.job_interface import ADAM, JobStage, Spread, StagePlace, Training, name_of
 from moebench.systems.megascale import stage
 from moebench.systems.megascale.reads import counts_of
 from moebench.systems.megatron import decoder
@@ -82,14 +82,12 @@ class MegatronJob:
         return MegatronJob(name, self.title, self.source, self.version, chosen)
 
     def on_few(self, ranks: int, node_ranks: int) -> "MegatronJob":
-        """With as many expert-parallel ranks as fit; tensor-parallel ones are never more than a node's."""
-        told = self.options
-        tensor = node_ranks if told.tensor == NODE else min(int(told.tensor), node_ranks)
-        most = max(ranks // tensor, 1) if self.version == "0.10" else ranks
-        if told.expert == NODE or int(told.expert) <= most:
-            return self
-        few = replace(told, expert=str(most))
-        return MegatronJob(self.name, self.title, self.source, self.version, few)
+        """With as many expert-parallel ranks as fit; degrees as numbers, so that what is the same has one name."""
+        tensor, shared = self._degrees(JobLayout(ranks, node_ranks, stages=1, global_batch=1))
+        width = tensor if self.version == "0.10" else 1
+        few = replace(self.options, tensor=str(tensor), expert=str(min(shared, max(ranks, width)) // width))
+        name = name_of(self.name.split("+")[0], few)
+        return MegatronJob(name, self.title, self.source, self.version, few)
 
     def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
         """Names with the options that are worth trying: tensor- and expert-parallel ranks, attention, recomputation."""

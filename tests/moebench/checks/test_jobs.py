@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.cases.case import Case
 from moebench.checks import jobs as check_jobs
 from moebench.checks.correctness import RANKS, RANKS_PER_NODE
 from moebench.ranks.run import run_ranks
@@ -104,12 +105,36 @@ def test_a_system_that_cannot_train_the_small_model_is_unsupported():
 
 
 def test_the_model_has_what_can_go_wrong():
-    """Stages, replicas, several micro-batches, a shared expert, ranks that share a layer."""
-    assert check_jobs.LAYOUT.stages > 1
-    spread = get("megascale").spread(check_jobs.LAYOUT)
-    assert (spread.ranks, spread.replicas, spread.microbatches) == (2, 2, 4)
+    """Stages, replicas, a shared expert, ranks that share a layer; chunks where a forward runs beside a backward."""
+    layout = check_jobs.layout_of(get("megascale"))
+    spread = get("megascale").spread(layout)
+    assert layout.stages > 1
+    assert (spread.ranks, spread.replicas, spread.microbatches) == (2, 2, 3)
     assert check_jobs.MODEL.shape.shared_ffn
-    assert get("megascale").spread(replace(check_jobs.LAYOUT, world=12)).startswith("global_batch = 8 is not")
+    assert check_jobs.layout_of(get("megatron_modern+overlap=combined")).chunks > 1
+    assert get("megascale").spread(replace(layout, world=20)).startswith("global_batch = 6 is not")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_micro_batches_are_more_than_stages(name):
+    """However ranks share them: one is neither the first nor the last, and none too many."""
+    system = get(name).on_few(RANKS, RANKS_PER_NODE)
+    layout = check_jobs.layout_of(system)
+    spread = system.spread(layout)
+    most = 2 * layout.stages if spread.is_combined else layout.stages + 1
+    assert layout.stages < spread.microbatches <= most
+
+
+def test_what_is_the_same_on_few_ranks_is_tried_once():
+    """Experts on eight ranks or on four, and all of a node said in two ways; other options are tried too."""
+    same = ["megatron_modern+expert=8", "megatron_modern+tensor=2+expert=4", "megatron_modern+expert=64"]
+    others = ["megatron_modern+expert=8+recompute=moe", "megatron_0.10+expert=8", "megascale", "megascale+keep=all"]
+    again = ["megascale+overlap=intra", "megascale+ranks=8"]
+    cases = [Case("e", "x", name, None, "4x2", "4x2", "sim") for name in (*same, *others, *again)]
+    keys = [check_jobs._key(case) for case in cases]
+    assert len(set(keys[: len(same)])) == 1
+    assert len(set(keys)) == 1 + len(others)
+    assert set(keys[-len(again) :]) == {keys[len(same) + others.index("megascale")]}
 
 
 def problem_of_eight(group):
