@@ -109,11 +109,18 @@ class JobWorkload:
         return self.layout(ranks, 1).problem(self.decoder)
 
 
-def sized(decoder: DecoderModel, layers: int | None = None, plain: bool = False) -> DecoderModel:
+def sized(
+    decoder: DecoderModel,
+    layers: int | None = None,
+    plain: bool = False,
+    vocabulary: int | None = None,
+    sequence: int | None = None,
+) -> DecoderModel:
     """A decoder as an experiment takes it.
 
     Args:
-        layers: another number of them, as a paper cuts a model to fit; None leaves it.
+        layers, vocabulary, sequence: others than the model's, as a paper cuts or sets up all of its models; None leaves
+            them.
         plain: its sizes alone, all layers alike: what `not_expressed` lists is left out, with norms of heads.
     """
     if plain:
@@ -122,4 +129,5 @@ def sized(decoder: DecoderModel, layers: int | None = None, plain: bool = False)
             decoder, shape=shape, dense_layers=0, dense_ffn=0, norm="rms", qk_norm="none", biases=(), sinks=False,
             latent=None, features=(),
         )  # fmt: skip
-    return decoder if layers is None else replace(decoder, layers=layers)
+    others = {"layers": layers, "vocabulary": vocabulary, "sequence": sequence}
+    return replace(decoder, **{name: value for name, value in others.items() if value is not None})  # type: ignore[arg-type]

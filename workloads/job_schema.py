@@ -53,7 +53,8 @@ class JobFigureFile(Strict):
 class JobExperimentFile(Described):
     """Training steps of decoders that are laid out over a cluster.
 
-    `plain`: of the models the sizes alone, in layers that are all alike.
+    `plain`: of the models the sizes alone, in layers that are all alike. `vocabulary`, `sequence`: of all models, where
+    a paper gives them its own; else each has what it was trained with.
     `clusters`: what the paper calls a node type. `called`: what it calls a system -> systems, the fastest of which
     counts. `today`: a baseline -> what has become of it since, said beside verdicts. `variants`: key of a claim's scope
     -> word -> system, for claims about one system in several settings. `normalised_to`: the system that normalised
@@ -69,6 +70,8 @@ class JobExperimentFile(Described):
     readings: Annotated[list[JobReadingFile], Field(min_length=1)]
     dtype: Annotated[str, choice("dtype", JOB_DTYPES)] = "bf16"
     plain: bool = False
+    vocabulary: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    sequence: Annotated[int, Field(ge=1, le=10**9)] | None = None
     clusters: dict[Name, Name] = Field(default_factory=dict)
     called: dict[Name, Annotated[list[SystemName], Field(min_length=1)]] = Field(default_factory=dict)
     today: dict[Name, Annotated[list[SystemName], Field(min_length=1)]] = Field(default_factory=dict)

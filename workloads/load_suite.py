@@ -301,6 +301,8 @@ def _job_experiment(model: JobExperimentFile, file: TomlFile, index: int) -> Job
         readings=tuple(readings),
         dtype=model.dtype,
         plain=model.plain,
+        vocabulary=model.vocabulary,
+        sequence=model.sequence,
         clusters=dict(model.clusters),
         called={name: tuple(own) for name, own in model.called.items()},
         today={name: tuple(own) for name, own in model.today.items()},

@@ -4,7 +4,7 @@ The cost model reads a flat mapping from parameter name to value; `Topology.para
 (moebench.workloads.load) turn TOML into these.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 STATUSES = ("datasheet", "measured", "derived", "assumed")
@@ -125,10 +125,3 @@ class Topology:
     def parameters(self) -> dict[str, Parameter]:
         """Every parameter of the machine by name, hardware and links together."""
         return {**self.hardware.parameters, **self.link_parameters}
-
-    def same_node_ranks(self, ranks: Sequence[int]) -> int:
-        """How many of `ranks` live on the node of the first of them."""
-        if isinstance(ranks, range) and ranks.step == 1:
-            first = ranks[0]
-            return min(len(ranks), (self.node_of(first) + 1) * self.gpus_per_node - first)
-        return sum(self.node_of(rank) == self.node_of(ranks[0]) for rank in ranks)

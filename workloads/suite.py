@@ -222,6 +222,7 @@ class JobExperiment(Experiment):
     Attributes:
         readings: the first is the default, the others are swept as assumptions.
         plain: whether only the sizes of the models count, in layers that are all alike.
+        vocabulary, sequence: of all models; None leaves each its own.
         clusters: what the paper calls a node type; one that it does not name, but the first, is an assumption.
         called: what it calls a system -> systems, the fastest of which counts.
         today: what it calls a baseline -> systems that this has become since; the paper did not compare with them.
@@ -234,6 +235,8 @@ class JobExperiment(Experiment):
     readings: tuple[JobReading, ...]
     dtype: str = "bf16"
     plain: bool = False
+    vocabulary: int | None = None
+    sequence: int | None = None
     clusters: Mapping[str, str] = field(default_factory=dict)
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     today: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

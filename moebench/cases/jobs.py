@@ -77,7 +77,7 @@ def workload_of(experiment: JobExperiment, reading: JobReading, model: str, size
     layers = reading.layers[place] if reading.layers else None
     return JobWorkload(
         model=model,
-        decoder=sized(load_decoder(model), layers, experiment.plain),
+        decoder=sized(load_decoder(model), layers, experiment.plain, experiment.vocabulary, experiment.sequence),
         stages=of(reading.stages, place),
         global_batch=_batch(experiment, reading, size),
         micro_batch=reading.micro_batch,

@@ -64,11 +64,6 @@ def is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _VIEWS
 
 
-def is_work(node: fx.Node) -> bool:
-    """Whether the node is executed at all: neither an input nor the output."""
-    return node.op == "call_function"
-
-
 def value_of(node: fx.Node) -> torch.Tensor:
     """The fake tensor that stands for a node's result: shape, strides, dtype."""
     return node.meta["val"]

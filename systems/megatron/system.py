@@ -52,6 +52,8 @@ class Megatron:
             reason = _group_refusal(self.name, gate)
             if reason is not None:
                 return reason
+            if normalises and gate.top_k == 1:
+                return f"{self.name} does not normalise the weight of a single choice"
         elif normalises and gate.top_k == 1:
             return f"{self.name} refuses normalisation before-drop over one choice: the router would learn nothing"
         if normalises and conventions.drop_order == "probability" and not conventions.is_dropless and gate.top_k > 1:

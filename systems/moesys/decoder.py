@@ -7,7 +7,7 @@ S positions at once (the prompt's, then one), B sequences, T = S B rows position
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +22,6 @@ from moebench.systems.megascale.heads import Heads
 from moebench.systems.megascale.routing import route
 from moebench.systems.megascale.stage import problem
 from moebench.systems.megascale.weights import DecoderWeights, random_weights
-from moebench.systems.megascale.weights import sizes as weight_sizes
 from moebench.systems.moesys.expert_file import ExpertLayout, write_expert_file
 from moebench.systems.moesys.run_experts import Experts
 from moebench.workloads.errors import InputError
@@ -86,26 +85,6 @@ def write_random_model(path: Path, model: DecoderModel, dtype: str = "float32", 
     tokens = torch.randn(sizes, generator=generator, dtype=layout.torch_dtype)
     head = tokens if model.tied else torch.randn(sizes, generator=generator, dtype=layout.torch_dtype)
     return DenseWeights(tuple(dense), tokens, tokens.new_ones(model.shape.d_model), head)
-
-
-def empty_dense(model: DecoderModel, dtype: str, device: torch.device | str = "meta") -> DenseWeights:
-    """Dense weights without values, for tracing.
-
-    Raises:
-        InputError: the layer here can't run the model.
-    """
-    if reason := problem(model) or model.shape.problem():
-        raise InputError(reason)
-    like = torch.empty(0, dtype=getattr(torch, dtype), device=device)
-    one = replace(model.shape, experts=1, top_k=1)  # whose experts are left out
-    found = []
-    for _ in range(model.layers):
-        held = {name: like.new_empty(size) for name, size in weight_sizes(one).items()}
-        held["router_DE"] = like.new_empty(model.shape.d_model, model.shape.experts)
-        found.append(dense_part(DecoderWeights(**held)))
-    tokens = like.new_empty(model.vocabulary, model.shape.d_model)
-    head = tokens if model.tied else torch.empty_like(tokens)
-    return DenseWeights(tuple(found), tokens, like.new_empty(model.shape.d_model), head)
 
 
 class Decoder:

@@ -122,7 +122,7 @@ class TutelLayer(ExpertParallelLayer):
         if self.group.size == 1 or r == 0:
             chunks = 1
         alignment = self.sharers * chunks
-        if self.conventions.capacity_rule == "k-times-floor":
+        if self.conventions.capacity_rule in ("k-times-floor", "floor-of-product"):
             capacity = max(capacity, 1)
         padded = -(-capacity // alignment) * alignment
         blocks = self.sharers // r if r else 1

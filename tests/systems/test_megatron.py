@@ -283,6 +283,8 @@ def test_what_megatron_refuses_is_said(name):
     assert "after-drop" in reason(TOP2, normalisation="after-drop")
     assert "by normalised weight" in reason(TOP2, normalisation="before-drop", drop_order="probability")
     assert "without a capacity" in reason(gate("sinkhorn"))
+    assert "a single choice" in reason(gate("sigmoid", 1), normalisation="before-drop")
+    assert reason(gate("sigmoid", 2), normalisation="before-drop") is None
     assert "does not normalise" in reason(gate("sinkhorn"), capacity_rule="unlimited", normalisation="before-drop")
     assert "top_k // kept_groups = 1" in reason(gate("sigmoid", 2, groups=4, kept_groups=2))
     assert reason(gate("sigmoid", 2, groups=4, kept_groups=2, group_scores=1)) is None

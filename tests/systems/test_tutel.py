@@ -185,11 +185,13 @@ def test_capacity_as_shipped(spec, degree, factor, capacity):
     assert critical_of(f"tutel+degree={degree}", spec, 10, 4, factor).capacity == capacity
 
 
-def test_a_capacity_of_zero_drops_everything():
+@pytest.mark.parametrize("rule", ["k-times-floor", "floor-of-product"])
+def test_a_capacity_of_zero_drops_everything(rule):
     """Tokens come back as zeros, and every parameter has a gradient."""
     name = "tutel+degree=2"
     work = workload(SWITCH, tokens=6, capacity_factor=0.3)
-    built = get(name).build(work, described_group(1), get(name).as_shipped(SWITCH), CPU, torch.float64)
+    conventions = replace(get(name).as_shipped(SWITCH), capacity_rule=rule)
+    built = get(name).build(work, described_group(1), conventions, CPU, torch.float64)
     x = torch.randn(6, 16, dtype=torch.float64, requires_grad=True)
     y, aux = built(x)
     torch.autograd.backward((y, aux), (torch.ones_like(y), torch.ones_like(aux)))

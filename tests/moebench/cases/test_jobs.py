@@ -134,3 +134,19 @@ def test_plain_models_are_their_sizes():
     whole = replace(experiment, plain=False)
     assert workload_of(whole, experiment.readings[0], "phi-3.5-moe", "1x8").decoder.not_expressed
     assert Machines()("1x8-h800").ranks == 8
+
+
+def test_a_paper_sets_up_all_of_its_models_alike(own):
+    """Vocabulary and positions of an experiment stand in place of the models' own; without them these stay."""
+    line = 'node_types = ["h800", "h20"]\n'
+    (first, *_) = plan(own((line, line + "vocabulary = 65536\nsequence = 2048\n")), Filters())
+    (plain, *_) = plan(own(), Filters())
+    assert (first.workload.decoder.vocabulary, first.workload.decoder.sequence) == (65536, 2048)
+    assert replace(first.workload.decoder, vocabulary=32000, sequence=8192) == plain.workload.decoder
+
+
+def test_megascale_has_its_papers_vocabulary_and_positions():
+    """65,536 words and 8,192 positions, of every model in every experiment that the paper has."""
+    jobs = [one for one in load_suite("megascale").experiments if one.kind == "job"]
+    found = [workload_of(one, one.readings[0], model, one.sizes[0]).decoder for one in jobs for model in one.models]
+    assert {(one.vocabulary, one.sequence) for one in found} == {(65536, 8192)}
