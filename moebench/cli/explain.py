@@ -43,14 +43,14 @@ def command(run: Path, case: str | None, other: str | None, top: int, as_json: b
     from moebench.sim.recorded import load_case
 
     job = resume(run)
-    asked = [load_case(run, name, job) for name in (case, other) if name]
+    asked = [load_case(run, name, job) for name in (case, other) if name is not None]
     parts = [_beside_its_row(taken_apart(recorded), job.folder) for recorded in asked]
-    found = compare(*parts) if other else parts[0]
+    found = compare(*parts) if len(parts) > 1 else parts[0]
     if as_json:
         print_json(_document(found))
         return
     _show(found, top)
-    for part in parts if other else ():
+    for part in parts if len(parts) > 1 else ():
         if part.notes and part.notes[0].endswith(OTHER_CODE):
             click.echo(f"Note: {part.case}: {part.notes[0]}.")
     for recorded in asked:

@@ -189,6 +189,11 @@ def _contradiction(item: Mapping[str, Any], draws: Sequence[float | None]) -> st
         if metric in SUBJECTS and item.get("status", "passed") == "passed" and not draws:
             return f"{metric} passed and has no value"
         return None
+    if item.get("status", "passed") != "passed":
+        return f"value is {value}, and a case that is {item['status']} has none"
+    low, high = item.get("low"), item.get("high")
+    if low is not None and high is not None and low > high:
+        return f"low is {low}, above high, {high}"
     if value < 0 and item.get("unit") in _NEVER_NEGATIVE:
         return f"value is {value}, and {metric} can't be negative"
     nominal = draws[0] if draws else None

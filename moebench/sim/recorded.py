@@ -1,6 +1,7 @@
 """Cases of a run folder with the programs recorded for them: the only place that knows how a run stores both."""
 
 import gzip
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -83,7 +84,7 @@ def load_programs(traces: Path, case: Case, topology: Topology) -> tuple[Program
 
     path = traces / f"{trace_key(case, topology)}.json.gz"
     try:
-        text = gzip.decompress(path.read_bytes()).decode()
+        programs = programs_from_json(gzip.decompress(path.read_bytes()).decode())
     except FileNotFoundError:
         if not KINDS[case.workload.kind].programs:
             why = "it compares many programs; the case of a job that is laid out as one of them records its own"
@@ -92,9 +93,12 @@ def load_programs(traces: Path, case: Case, topology: Topology) -> tuple[Program
         else:
             why = "it was not run yet, or it is unsupported (see its row in results.jsonl)"
         raise InputError(f"{case.name}: no program was recorded: {why}") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, InputError) as error:
         raise InputError(f"{path}: {error}") from None
-    return programs_from_json(text)
+    for program in programs:
+        if any(op.index != place or max(op.waits_on, default=-1) >= place for place, op in enumerate(program.ops)):
+            raise InputError(f"{path}: not a recorded program: the operators of rank {program.rank} are not in order")
+    return programs
 
 
 def find_case(name: str, cases: Iterable[Case]) -> Case:

@@ -83,6 +83,14 @@ def programs_from_json(text: str) -> tuple[Program, ...]:
         raise InputError(f"not a recorded program: {error}") from error
     if version != SCHEMA_VERSION:
         raise InputError(f"recorded program of schema version {version}; this moebench reads version {SCHEMA_VERSION}")
+    try:
+        return _programs(document)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"not a recorded program: {type(error).__name__}: {error}") from error
+
+
+def _programs(document: dict[str, Any]) -> tuple[Program, ...]:
+    """Of a document of the known version."""
     words = document["words"]
     shapes = [tuple(shape) for shape in document["shapes"]]
     products = [Product(*values) for values in document["products"]]

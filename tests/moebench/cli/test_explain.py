@@ -132,6 +132,8 @@ def test_trace_writes_a_timeline(run_folder, tmp_path, capsys):
         (("explain", "nowhere", "x"), "no run here"),
         (("explain", "{run}", "nothing-like-it"), "no case matches 'nothing-like-it'; none of the 2 cases is near"),
         (("explain", "{run}", "switch"), "2 cases match 'switch'"),
+        (("explain", "{run}", ""), "2 cases match ''"),
+        (("explain", "{run}", "hetumoe", ""), "2 cases match ''"),
         (("trace", "{run}", "hetumoe", "-o", "{tmp}/missing/t.json"), "can't write"),
         (("trace", "{run}", "hetumoe"), "Missing option '-o'"),
     ],

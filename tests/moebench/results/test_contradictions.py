@@ -29,10 +29,14 @@ def file_of(tmp_path, **changes):
         ({"value": -1.0, "draws": []}, "line 1: value is -1.0, and step_time can't be negative"),
         ({"value": 5.0}, "line 1: value is 5.0, and the first draw, the nominal one, 2.0"),
         ({"value": None, "draws": []}, "line 1: step_time passed and has no value"),
+        ({"status": "out-of-memory"}, "line 1: value is 2.0, and a case that is out-of-memory has none"),
+        ({"low": 3.5}, "line 1: low is 3.5, above high, 3.0"),
     ],
 )
 def test_what_can_not_be_is_refused(tmp_path, changes, told):
-    """A negative time, another value than the nominal draw's, a case that passed without a number."""
+    """A negative time, another value than the nominal draw's, a case that passed without a number or has one all the same,
+    an interval upside down.
+    """
     with pytest.raises(InputError, match=told):
         list(objects(file_of(tmp_path, **changes)))
 

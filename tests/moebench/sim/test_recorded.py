@@ -74,9 +74,13 @@ def test_programs_come_back_as_they_were_stored(tmp_path):
     path = tmp_path / f"{trace_key(CASES[0], where)}.json.gz"
     path.write_bytes(gzip.compress(programs_to_json([builder.program()]).encode()))
     assert load_programs(tmp_path, CASES[0], where) == (builder.program(),)
-    path.write_bytes(b"torn")
-    with pytest.raises(InputError, match=path.name):
-        load_programs(tmp_path, CASES[0], where)
+    whole, disorder = path.read_bytes(), replace(builder.program(), ops=(replace(builder.program().ops[0], index=7),))
+    damaged = bytes([*whole[:20], *(255 - byte for byte in whole[20:60]), *whole[60:]])
+    stranger = gzip.compress(programs_to_json([disorder]).encode())
+    for content in (b"torn", whole[:40], damaged, stranger, gzip.compress(b'{"schema_version": 3}')):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=path.name):
+            load_programs(tmp_path, CASES[0], where)
 
 
 def test_a_case_without_programs_says_why(tmp_path):

@@ -61,6 +61,18 @@ def test_a_traced_layer_is_compact():
     assert len(text) < 100 * len(traced[0].ops)
 
 
+@pytest.mark.parametrize("cut", [None, "words", "shapes", "programs"])
+def test_a_damaged_text_is_refused(cut):
+    """What is missing is one clear error, and no traceback."""
+    traced = trace_layer(get("hetumoe"), LayerWorkload(GateSpec("switch"), 1, 8, 8, 8, 2), 2, COMMON)
+    document = json.loads(programs_to_json(traced))
+    document = {"schema_version": document["schema_version"]} if cut is None else document | {cut: document[cut][:-1]}
+    if cut == "programs":
+        document["programs"] = [{"ops": 3}]
+    with pytest.raises(InputError, match="not a recorded program"):
+        programs_from_json(json.dumps(document))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", json.dumps({"schema_version": 99})])
 def test_another_text_is_refused(text):
     """No program, or one of an unknown schema version: an error for the person at the terminal."""
