@@ -34,8 +34,8 @@ def file_of(tmp_path, **changes):
     ],
 )
 def test_what_can_not_be_is_refused(tmp_path, changes, told):
-    """A negative time, another value than the nominal draw's, a case that passed without a number or has one all the same,
-    an interval upside down.
+    """A negative time, another value than the nominal draw's, a case without a number that passed or with one that did
+    not, an interval upside down.
     """
     with pytest.raises(InputError, match=told):
         list(objects(file_of(tmp_path, **changes)))
