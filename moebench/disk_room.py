@@ -46,8 +46,9 @@ def check_room(cases: Sequence[Case], topologies: Mapping[str, Topology]) -> Non
     point = max(needed, key=needed.__getitem__, default="")
     if not point or not needed[point]:
         return
-    from moebench.systems.scratch import scratch
+    from moebench.systems.scratch import remove_left, scratch
 
+    remove_left()
     free = shutil.disk_usage(scratch()).free
     if needed[point] > free:
         raise InputError(

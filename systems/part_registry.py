@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from moebench.systems.part_interface import PartCall, Seat, Setting, number, parsed, positions_of
@@ -39,6 +40,8 @@ BURDENS = {"stored-step": f"{_STORED}:burden", "task-step": f"{_TASKS}:burden"}
 BURDENS |= dict.fromkeys(_GENERATIONS, f"{_GENERATION}:burden")
 # Of parts that keep files while they run: `(workload, ranks) -> bytes of all ranks`.
 DISKS = {"stored-step": f"{_STORED}:disk_bytes"}
+# What says whether a folder has states that such a part keeps, and `(folder) -> what they are`, all of it read.
+STATES = ("moebench.systems.moesys.shard_check:is_store", "moebench.systems.moesys.shard_check:described")
 # Of parts whose states are on several tiers: `(workload, system, ranks) -> {tier: bytes, and by the paper}`.
 TIERS = {"stored-step": f"{_STORED}:tiers"}
 # Of parts whose options depend on their sizes: `(workload, system, ranks) -> None`, raises InputError.
@@ -100,6 +103,16 @@ def burden(workload: PartWorkload, system: str, ranks: int) -> tuple[float, floa
 def disk_bytes(workload: PartWorkload, ranks: int) -> int:
     """Bytes of the files that all ranks keep while a part runs for real."""
     return _found(DISKS[workload.part])(workload, ranks) if workload.part in DISKS else 0
+
+
+def described_states(folder: Path) -> str | None:
+    """What a folder of states holds, in a line, when all of it has been read; None of another folder.
+
+    Raises:
+        InputError: which file is damaged or missing.
+    """
+    is_one, described = map(_found, STATES)
+    return described(folder) if is_one(folder) else None
 
 
 def tiers(workload: PartWorkload, system: str, ranks: int) -> Mapping[str, tuple[float, float]]:

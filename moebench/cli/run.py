@@ -280,10 +280,14 @@ def _execute(job: "Job", timeout_s: float | None, spending: "Spending | None") -
     from moebench.cli.progress import ProgressBar
     from moebench.report.side_by_side import import_drawing
     from moebench.run import execute
+    from moebench.systems.scratch import remove_left
 
     click.echo(f"{len(job.cases)} cases into {job.folder.path}", err=True)
-    with ProgressBar() as progress:
-        outcome = execute(job, progress, timeout_s=timeout_s, spending=spending, meanwhile=import_drawing)
+    try:
+        with ProgressBar() as progress:
+            outcome = execute(job, progress, timeout_s=timeout_s, spending=spending, meanwhile=import_drawing)
+    finally:
+        remove_left()  # files of ranks that were ended
     _show_outcome(outcome)
     if outcome.interrupted:
         click.echo(

@@ -1,4 +1,4 @@
-"""`moebench validate`: checks a file or a run folder as the program that reads it would."""
+"""`moebench validate`: checks a file, a run folder or a folder of states as the program that reads it would."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import click
 from moebench.workloads.errors import InputError
 
 # How the line of each begins.
-KINDS = ("hardware", "topology", "suite", "model", "recorded routing", "reported numbers", "run")
+KINDS = ("hardware", "topology", "suite", "model", "recorded routing", "reported numbers", "run", "expert states")
 
 
 @click.command()
@@ -17,7 +17,8 @@ KINDS = ("hardware", "topology", "suite", "model", "recorded routing", "reported
     help="One JSON document: an object with `name`, `kind` and `holds`; of several files a list.",
 )  # fmt: skip
 def command(files: tuple[Path, ...], as_json: bool) -> int:
-    """Check FILEs: suites, topologies, hardware, models (TOML), recorded routings (.npz), reported numbers (CSV), runs.
+    """Check FILEs: suites, topologies, hardware, models (TOML), recorded routings (.npz), reported numbers (CSV), runs,
+    folders of expert states (every state is read).
 
     Exits 2 with the first fault of each on standard error, and with --json nothing on standard output, where one is
     not valid.
@@ -53,7 +54,7 @@ def check(path: Path) -> str:
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     if path.is_dir():
-        return _run(path)
+        return _states(path) or _run(path)
     text = validate(path, {".csv": _claims})
     return text + _planned(path) if f"{path}: suite " in text else text
 
@@ -77,6 +78,16 @@ def _planned(path: Path) -> str:
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return f"; {len(plan(suite, Filters()))} cases" + (f"; {figures} figures" if figures else "")
+
+
+def _states(path: Path) -> str | None:
+    from moebench.results.store import RUN_FILE
+
+    if (path / RUN_FILE).exists():
+        return None
+    from moebench.systems.part_registry import described_states  # with torch, half a second that a run need not wait
+
+    return described_states(path)
 
 
 def _run(path: Path) -> str:

@@ -9,10 +9,8 @@ T tokens of a rank, D model, E experts, K choices a token, R ranks.
 """
 
 import math
-import tempfile
 import weakref
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,7 +29,7 @@ from moebench.systems.moesys.stored_layer import StoredMoELayer, layout_of
 from moebench.systems.moesys.stored_plain import PlainSteps
 from moebench.systems.moesys.tiers import paper_bytes, storage_bytes
 from moebench.systems.part_interface import PartCall, Setting, far, number, parsed
-from moebench.systems.scratch import scratch
+from moebench.systems.scratch import OwnFolder, remove_left, scratch
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.dtypes import TORCH_DTYPES
 from moebench.workloads.errors import InputError
@@ -137,7 +135,7 @@ def stored_step(setting: Setting) -> PartCall:
     store = None
     if folder is not None:
         weights = {key: _expert(setting, work, key) for key in keys}
-        store = create_store(Path(folder.name) / "states", layout, weights)
+        store = create_store(folder.path / "states", layout, weights)
     storage = HierarchicalStorage(store, policy, number(options, "slots"), setting.device, layout, keys)
     stored, conventions = StoredExperts(storage, OPTIONS), _conventions(work)
     moe = [
@@ -279,22 +277,23 @@ def _name(dtype: torch.dtype) -> str:
     return next(name for name, known in TORCH_DTYPES.items() if known == dtype)
 
 
-def _folder(setting: Setting, states: int) -> tempfile.TemporaryDirectory[str]:
-    """A new folder for a rank's files, which is removed with the part."""
+def _folder(setting: Setting, states: int) -> OwnFolder:
+    """For a rank's files; removed with the part."""
     layout = layout_of(work_of(setting.workload, setting.group.size, _name(setting.dtype)))
     place = scratch()
+    remove_left()
     check_room(place, layout, states)
     try:
-        return tempfile.TemporaryDirectory(prefix="moebench-states-", dir=place)
+        return OwnFolder()
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from error
 
 
-def _close(storage: HierarchicalStorage, folder: tempfile.TemporaryDirectory[str] | None) -> None:
+def _close(storage: HierarchicalStorage, folder: OwnFolder | None) -> None:
     """When nobody has the model any more: its files go."""
     storage.close()
     if folder is not None:
-        folder.cleanup()
+        folder.remove()
 
 
 def _plain(setting: Setting, work: LayerWorkload, layers: int) -> PlainSteps:

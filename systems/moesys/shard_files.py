@@ -33,10 +33,12 @@ class StorageError(InputError):
 
 @contextmanager
 def telling(where: object, then: str = "") -> Iterator[None]:
-    """What the disk refuses inside the block, as a StorageError that names the place and says `then`."""
+    """What the disk refuses inside the block, as a StorageError that names the place, or the file in it, and `then`."""
     try:
         yield
     except OSError as error:
+        if isinstance(where, Path) and error.filename and where in Path(error.filename).parents:
+            where = error.filename
         raise StorageError(f"{where}: {error.strerror or error}{then}") from error
 
 
@@ -120,8 +122,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if body["schema_version"] != SCHEMA_VERSION:
             raise StorageError(f"{path}: schema version {body['schema_version']}; this code reads {SCHEMA_VERSION}")
         shards = {(int(layer), int(expert)): (int(version), int(crc)) for layer, expert, version, crc in body["shards"]}
-        return {"layout": body["layout"], "step": int(body["step"]), "shards": shards}
-    except (KeyError, TypeError, ValueError):
+        layout = StateLayout.from_plain(body["layout"])
+        return {"layout": layout, "step": int(body["step"]), "shards": shards}
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise StorageError(f"{path}: no manifest of a store") from None
 
 

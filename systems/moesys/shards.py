@@ -113,6 +113,27 @@ class ShardStore:
             StorageError: none, of another layout, open elsewhere, a folder that can't be written, a damaged manifest,
                 or a shard that is missing or has the wrong size; nothing is changed then.
         """
+        store = cls.looked_at(folder)
+        try:
+            with telling(folder):
+                if store.layout.to_plain() != layout.to_plain():
+                    raise StorageError(f"{folder}: holds experts of {store.layout.to_plain()}, not {layout.to_plain()}")
+                for key in store.keys:
+                    store._check_size(key)
+                named = {store.path_of(key) for key in store.keys}
+                remove(path for path in shards_in(folder) if path not in named)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def looked_at(cls, folder: Path) -> "ShardStore":
+        """The store in a folder, whatever its layout; its shards are neither looked for nor removed.
+
+        Raises:
+            StorageError: none, open elsewhere, a folder that can't be written, or a damaged manifest.
+        """
         with telling(folder):
             if not (folder / MANIFEST).is_file():
                 raise StorageError(f"{folder}: no store: {MANIFEST} is missing")
@@ -120,17 +141,10 @@ class ShardStore:
         try:
             with telling(folder):
                 manifest = read_manifest(folder / MANIFEST)
-                if manifest["layout"] != layout.to_plain():
-                    raise StorageError(f"{folder}: holds experts of {manifest['layout']}, not {layout.to_plain()}")
-                store = cls(folder, layout, lock, manifest)
-                for key in store.keys:
-                    store._check_size(key)
-                named = {store.path_of(key) for key in store.keys}
-                remove(path for path in shards_in(folder) if path not in named)
+            return cls(folder, manifest["layout"], lock, manifest)
         except BaseException:
             lock.close()
             raise
-        return store
 
     @property
     def keys(self) -> list[ExpertKey]:
@@ -169,7 +183,7 @@ class ShardStore:
         expected = _HEADER.pack(_MAGIC, SCHEMA_VERSION, *key, version, len(payload), crc)
         if header != expected.ljust(HEADER_BYTES, b"\0") or zlib.crc32(payload) != crc:
             raise StorageError(
-                f"{self._name(key)}: damaged (its checksum is wrong); the other states are untouched: put the file back"
+                f"{self._name(key)}: damaged (its checksum is wrong); nothing else was changed: put the file back"
             )
         self.read_bytes += len(payload)
 
@@ -278,7 +292,7 @@ class ShardStore:
         if found != expected:
             what = "missing" if found is None else f"{found} bytes long instead of {expected}"
             raise StorageError(
-                f"{self._name(key)}: {what}; the states of step {self.step} need it, the others are untouched"
+                f"{self._name(key)}: {what}; the states of step {self.step} need it; nothing else was changed"
             )
 
 

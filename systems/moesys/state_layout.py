@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,6 +90,19 @@ class StateLayout:
         record_B.zero_()
         for view, name in zip(self.split(self.part(record_B, "parameters")), self.shapes):
             view.copy_(parameters[name])
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "StateLayout":
+        """From what `to_plain` gave.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: something else.
+        """
+        shapes = {str(name): tuple(map(int, shape)) for name, shape in plain["shapes"].items()}
+        dtypes = [getattr(torch, plain[name]) for name in ("dtype", "state_dtype")]
+        if not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
+            raise ValueError(f"no dtypes: {dtypes}")
+        return cls(shapes, *dtypes)
 
     def to_plain(self) -> dict[str, object]:
         """As JSON stores it."""
