@@ -105,8 +105,10 @@ def seat(tasks: Sequence[Task], ranks: int, by: str = "proportional") -> Seating
 def rows_sent(data: Seating, seating: Seating) -> list[list[Share]]:
     """Which samples each rank of `data` has that rank r of `seating` works on, in the order of ranks: R x R shares.
 
-    What a rank has of a task goes to the task's ranks in equal parts, to one sample; samples that are left over go to
-    the same ones from every rank, so that ranks send alike. A share of none stands where nothing is sent.
+    What a rank has of a task goes to the task's ranks in equal parts, to one sample. Samples that are left over go to
+    the same ones from every rank, so that ranks send alike, where none of these then has more than the fullest is
+    seated for; else the next rank's go on where they ended, and nobody has more. A share of none stands where nothing
+    is sent.
 
     Raises:
         InputError: a rank of `seating` has several tasks, or none.
@@ -115,18 +117,26 @@ def rows_sent(data: Seating, seating: Seating) -> list[list[Share]]:
     other = next((rank for rank in range(ranks) if len(seating.tasks_of(rank)) != 1), None)
     if other is not None:
         raise InputError(f"rows go to the ranks of their task, and rank {other} has tasks {seating.tasks_of(other)}")
-    replicas = [seating.replicas(task) for task in range(len(seating.tasks))]
-    found = []
-    for shares in data.shares:
-        own = {share.task: share for share in shares}
-        row = []
-        for rank in range(ranks):
-            (task,) = seating.tasks_of(rank)
-            share = own.get(task, Share(task, 0, 0))
-            place, count = replicas[task].index(rank), len(replicas[task])
-            first, end = (cut * share.samples // count for cut in (place, place + 1))
-            row.append(Share(task, share.first + first, end - first))
-        found.append(row)
+    found = _dealt(data, seating, goes_on=False)
+    fullest = max(sum(row[rank].samples for row in found) for rank in range(ranks))
+    return found if fullest <= seating.most_samples else _dealt(data, seating, goes_on=True)
+
+
+def _dealt(data: Seating, seating: Seating, goes_on: bool) -> list[list[Share]]:
+    """As `rows_sent`; whether what is left over goes on where it ended on the rank before."""
+    ranks = range(len(data.shares))
+    found = [[Share(task, 0, 0) for rank in ranks for task in seating.tasks_of(rank)] for _ in ranks]
+    for task in range(len(seating.tasks)):
+        replicas, before = seating.replicas(task), 0  # that were left over on the ranks before
+        for row, shares in zip(found, data.shares, strict=True):
+            for share in (share for share in shares if share.task == task):
+                each, over = divmod(share.samples, len(replicas))
+                first = share.first
+                for place, rank in enumerate(replicas):
+                    samples = each + ((place - before) % len(replicas) < over)
+                    row[rank] = Share(task, first, samples)
+                    first += samples
+                before += over * goes_on
     return found
 
 

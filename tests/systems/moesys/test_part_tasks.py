@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from moebench.cases.case import Case
 from moebench.results.rows import row_of
@@ -79,10 +81,25 @@ def test_rows_travel_in_equal_parts():
     assert {tuple(share.samples for share in row) for row in sent} == {(16, 16, 16, 16, 16, 16, 16, 16)}
     assert sent[1][2] == Share(0, 64 + 32, 16)
     uneven = rows_sent(seat(tasks[:2], 3, "every-task"), seat(tasks[:2], 3))
-    assert [[share.samples for share in row] for row in uneven] == [[85, 85, 85], [85, 86, 85], [85, 86, 86]]
+    assert [[share.samples for share in row] for row in uneven] == [[85, 85, 85], [86, 85, 85], [85, 86, 86]]
     several = Seating(tuple(tasks), (tuple(Share(t, 0, n) for t, n in enumerate(PAPERS)),))
     with pytest.raises(InputError, match=r"rank 0 has tasks \(0, 1, 2, 3\)"):
         rows_sent(seat(tasks, 1, "every-task"), several)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(0, 12))
+def test_travelling_rows_make_no_rank_fuller_than_its_seat(batches, more):
+    """Every sample goes to one rank of its task, whatever is left over; who has most has no more than was planned."""
+    tasks, ranks = [Task(f"t{n}", samples) for n, samples in enumerate(batches)], len(batches) + more
+    data, seating = seat(tasks, ranks, "every-task"), seat(tasks, ranks)
+    assume(all(seating.shares))
+    sent = rows_sent(data, seating)
+    for row, shares in zip(sent, data.shares, strict=True):
+        for rank, share in enumerate(row):
+            assert seating.tasks_of(rank) == (share.task,)
+        seen = [(share.task, share.first + i) for share in row for i in range(share.samples)]
+        assert seen == [(share.task, share.first + i) for share in shares for i in range(share.samples)]
+    assert max(sum(row[rank].samples for row in sent) for rank in range(ranks)) <= seating.most_samples
 
 
 def test_what_travels_is_two_exchanges_a_block_and_direction():
