@@ -171,6 +171,9 @@ class JobSystem(Protocol):
     Attributes:
         rounding: relative error that a gradient may have from how it is summed: 0 in FP32, 2^-8 where it is rounded to
             BF16 once.
+        dtypes: optional: what parameters and rows may be, where not everything goes.
+        apart: optional: the name under which the same operators run with micro-batches one after the other, of a system
+            that runs them beside each other.
     """
 
     name: str
@@ -205,8 +208,12 @@ def name_of(stem: str, options: Any) -> str:
     return "+".join([stem, *(f"{one.name}={value}" for one, value in values if value != one.default)])
 
 
-def problem(system: JobSystem, model: DecoderModel, layout: JobLayout) -> str | None:
-    """Why a system can't run a job: what no system could, then what the numbers of micro-batches do not allow."""
+def problem(system: JobSystem, model: DecoderModel, layout: JobLayout, dtype: str | None = None) -> str | None:
+    """Why a system can't run a job: what no system could, then what the numbers of micro-batches do not allow.
+
+    Args:
+        dtype: of parameters and rows; None: any that the system takes.
+    """
     from moebench.systems import pipeline
 
     reason = layout.problem(model)
@@ -215,4 +222,8 @@ def problem(system: JobSystem, model: DecoderModel, layout: JobLayout) -> str | 
     spread = system.spread(layout)
     if isinstance(spread, str):
         return spread
-    return pipeline.problem(layout.stages, spread.microbatches, layout.chunks) or system.supports(model, layout)
+    reason = pipeline.problem(layout.stages, spread.microbatches, layout.chunks) or system.supports(model, layout)
+    dtypes: Sequence[str] | None = getattr(system, "dtypes", None)
+    if reason is None and dtype is not None and dtypes is not None and dtype not in dtypes:
+        return f"{system.name} trains in {' or '.join(dtypes)} only, not in {dtype}"
+    return reason

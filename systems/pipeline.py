@@ -108,7 +108,7 @@ def schedule(stages: int, microbatches: int, chunks: int = 1, combined: bool = F
 
 
 def most_at_once(stages: int, microbatches: int, chunks: int = 1) -> int:
-    """Forwards of chunks whose backwards are to come, the most that the first stage has at a time."""
+    """Forwards of chunks whose backwards are to come, the most that the first stage has at a time; combined or not."""
     return min(_warm_up(0, stages, chunks) + 1, microbatches * chunks)
 
 

@@ -8,10 +8,11 @@ import numpy as np
 from moebench.cli.tables import chosen, fitting, output_width, table_lines, wrapped
 from moebench.planner.describe import mfu, options_of
 from moebench.planner.exact import Settled
-from moebench.planner.search import GIGA, MEMORY, NUMBERS, Plan, Ranked, Rejected
+from moebench.planner.search import MEMORY, NUMBERS, Plan, Ranked, Rejected
 from moebench.planner.space import Question, Refused, Setting, settings
 from moebench.report.parts import number, percent
 from moebench.sim.job import JobTime
+from moebench.sim.room import GIGA
 from moebench.sim.rows import INTERVAL
 
 COLUMNS = ("#", "system", "n", "PP", "VPP", "DP", "mb", "tokens/s", "5–95 %", "MFU", "GB", "fits", "bubble", "best")
@@ -169,7 +170,7 @@ def _why_not(plan: Plan, width: int, is_whole: bool) -> list[str]:
         found += [wrapped(f"{count:,} x {reason}", width, "  ") for reason, count in others.most_common(LISTED)]
         rest = others.total() - sum(count for _, count in others.most_common(LISTED))
         if rest:
-            found.append(f"  {rest:,} others; --rejected lists all")
+            found.append(f"  {rest:,} {'other' if rest == 1 else 'others'}; --rejected lists all")
     return found
 
 

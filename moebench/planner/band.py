@@ -6,6 +6,7 @@ one in less than `SURE` of the draws in which it fits, as verdicts on claims hav
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,14 +52,13 @@ def band(steps: Sequence[np.ndarray]) -> Band:
     return Band(tuple(map(float, shared_SN.mean(axis=1))), tuple(map(float, slower)), count)
 
 
-def could_matter(floor_s: np.ndarray, steps: Sequence[np.ndarray]) -> bool:
-    """Whether a setting that takes at least `floor_s` [N] may be the fastest of a draw, or of the undecided ones."""
+def could_matter(floor_s: np.ndarray, steps: Sequence[np.ndarray]) -> Any:
+    """Whether settings that take at least `floor_s` [..., N] may be the fastest of a draw, or of the undecided ones."""
     if not steps:
-        return True
+        return np.ones(floor_s.shape[:-1], dtype=bool)
     first = min(steps, key=lambda one: float(one[0]))
-    if floor_s[0] <= first[0]:
-        return True
-    if (floor_s <= np.min(steps, axis=0)).any():
-        return True
+    matters = (floor_s[..., 0] <= first[0]) | (floor_s <= np.min(steps, axis=0)).any(axis=-1)
     fits_N = np.isfinite(first[1:])
-    return bool(fits_N.any()) and float((floor_s[1:] > first[1:])[fits_N].mean()) < SURE
+    if not fits_N.any():
+        return matters
+    return matters | ((floor_s[..., 1:] > first[1:])[..., fits_N].mean(axis=-1) < SURE)

@@ -1,64 +1,38 @@
 """What a setting costs, from stages of few layers: layers of a stage are alike, so that times and bytes grow evenly.
 
-A stage of a few layers is traced as it is, a longer one carried on from two of these: of one and two layers what a
-micro-batch costs, of two and three the ends of a step, where more happens beside each other. Forward and backward do
-not depend on stages, chunks or replicas and serve all settings that differ in these only.
+Forward and backward, apart or beside each other, do not depend on stages, chunks or replicas and serve all settings
+that differ in these only.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, TypeVar
+from itertools import product
+from typing import Any
 
 import numpy as np
 
 from moebench.kernels.collectives.outstanding import forget_described, outstanding
+from moebench.planner.amounts import FEW, FEW_AT_ENDS, Closing, Held, Pair, Steady, carried_on
 from moebench.planner.space import Question, Setting, layers_of, with_layers
 from moebench.program import Op, Program
 from moebench.sim.catalogue import Catalogue
-from moebench.sim.job import StageMemory, shares_nics, transfer_s
-from moebench.sim.replay import replay
+from moebench.sim.job import shares_nics, transfer_s
+from moebench.sim.replay import Replay, replay
+from moebench.sim.room import StageMemory
 from moebench.systems.job_interface import Spread, problem
 from moebench.systems.job_registry import get
-from moebench.systems.pipeline import StageCost, Timeline, compose
-from moebench.trace.job import BACKWARD, CLOSING, FORWARD, OPENING, RankTracer, Seen, held_bytes
+from moebench.systems.pipeline import StageCost, Timeline, compose, schedule
+from moebench.trace.job import BACKWARD, CLOSING, FORWARD, OPENING, RankTracer, Seen, held_bytes, pairs_of
 from moebench.workloads.job import JobLayout, JobWorkload
 
-FEW, FEW_AT_ENDS = 2, 3
 MIDDLE = (False, False)
+LEVELS = (0, 1, 2)  # of floors, from the one that costs least to find out
 ROUNDING = 1e-9
 Ends = tuple[bool, bool]  # whether a stage is the model's first, its last
 Values = Mapping[str, np.ndarray]
-Amounts = TypeVar("Amounts", "Held", "Steady", "Closing")
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes that a rank has all the time."""
-
-    parameters: Any
-    gradients: Any
-    states: Any
-
-
-@dataclass(frozen=True)
-class Steady:
-    """A micro-batch through a stage: seconds [N] over the draws, and bytes."""
-
-    forward_s: Any
-    backward_s: Any
-    kept_bytes: Any
-    transient_bytes: Any
-    output_bytes: Any
-
-
-@dataclass(frozen=True)
-class Closing:
-    """The ends of a step: its first forward, its last backward with all that follows."""
-
-    opening_s: Any
-    closing_s: Any
-    transient_bytes: Any
 
 
 @dataclass(frozen=True)
@@ -68,27 +42,17 @@ class Estimate:
     Attributes:
         timeline: of the pipeline, [N] over the draws.
         memory: of each physical stage.
+        least_bytes: of the fullest one, if it needed no more for a moment than one of few layers.
     """
 
     timeline: Timeline
     memory: tuple[StageMemory, ...]
+    least_bytes: float
 
     @property
     def fullest(self) -> StageMemory:
         """The stage whose ranks need most."""
         return max(self.memory, key=lambda one: one.total)
-
-
-def carried_on(at: Callable[[int], Amounts], layers: int, few: int = FEW) -> Amounts:
-    """What `at` says of a stage of many layers, from what it says of `few` and of one fewer."""
-    if layers <= few:
-        return at(layers)
-    less, more = at(few - 1), at(few)
-    found = {}
-    for field in fields(more):
-        last = getattr(more, field.name)
-        found[field.name] = last + (layers - few) * (last - getattr(less, field.name))
-    return replace(more, **found)
 
 
 class Costs:
@@ -101,24 +65,30 @@ class Costs:
     def __init__(self, question: Question, values: Values) -> None:
         self.question, self.values = question, values
         self._held, self._steady, self._closing = cache(self._hold), cache(self._run), cache(self._close)
+        self._pair = cache(self._run_both)
 
     def held(self, setting: Setting, ends: Ends, layers: int) -> Held:
         """What a rank of a stage has all the time."""
-        layout = with_layers(setting.layout, setting.spread)
+        system, layout = _apart(setting).system, with_layers(setting.layout, setting.spread)
         small = replace(layout, micro_batch=1, global_batch=layout.global_batch // layout.micro_batch)
-        if problem(get(setting.system), self.question.decoder, small) is None:
+        if problem(get(system), self.question.decoder, small) is None:
             layout = small  # it is the same for all micro-batches
-        return carried_on(lambda n: self._held(setting.system, layout, ends, n), layers)
+        return carried_on(lambda n: self._held(system, layout, ends, n), layers)
 
-    def steady(self, setting: Setting, ends: Ends, layers: int) -> Steady:
+    def steady(self, setting: Setting, ends: Ends, layers: int, few: int = FEW) -> Steady:
         """A micro-batch through a stage."""
         layout = self._alone(setting)
-        return carried_on(lambda n: self._steady(setting.system, layout, ends, n), layers)
+        return carried_on(lambda n: self._steady(setting.system, layout, ends, n), layers, few)
 
-    def closing(self, setting: Setting, ends: Ends, layers: int) -> Closing:
+    def pair(self, setting: Setting, ahead: Ends, behind: Ends, layers: int, few: int = FEW) -> Pair:
+        """The forward of a stage beside the backward of another, each of a micro-batch."""
+        layout = self._alone(setting)
+        return carried_on(lambda n: self._pair(setting.system, layout, ahead, behind, n), layers, few)
+
+    def closing(self, setting: Setting, ends: Ends, layers: int, few: int = FEW_AT_ENDS) -> Closing:
         """The ends of a step of a stage."""
         layout = with_layers(setting.layout, setting.spread)
-        return carried_on(lambda n: self._closing(setting.system, layout, ends, n), layers, FEW_AT_ENDS)
+        return carried_on(lambda n: self._closing(setting.system, layout, ends, n), layers, few)
 
     def held_by_stage(self, setting: Setting) -> list[Held]:
         """What a rank of each physical stage has all the time, all its chunks together."""
@@ -129,26 +99,54 @@ class Costs:
             found.append(Held(*(sum(getattr(one, f.name) for one in own) for f in fields(Held))))
         return found
 
-    def floor_s(self, setting: Setting, has_last: bool = False) -> Any:
-        """What a step takes at least, [N]: micro-batches through equal stages in the middle of the model, no ends.
+    def floor_s(self, setting: Setting, level: int = 0) -> Any:
+        """What a step takes at least, [N]: the last stage's micro-batches, with all stages as in the middle of the
+        model and no ends of the step.
 
         Args:
-            has_last: whether the last stage has its head and loss.
+            level: 0: micro-batches beside each other take as long as the operators of both that compute; 1: as long as
+                they do; 2: the last stage has its head and loss too.
         """
         layout, layers, count = setting.layout, layers_of(self.question, setting), setting.spread.microbatches
+        if level == 0 and setting.spread.is_combined:
+            one_s = self.steady(_apart(setting), MIDDLE, layers).compute_s
+            return (count * layout.chunks + layout.stages - 1) * one_s * (1 - ROUNDING)
         steady = self.steady(setting, MIDDLE, layers)
         one_s = steady.forward_s + steady.backward_s
-        least_s = (count * layout.chunks + layout.stages - 1) * one_s
-        if has_last:
-            last = self.steady(setting, _ends(layout)[-1], layers)
-            least_s = least_s + count * np.maximum(last.forward_s + last.backward_s - one_s, 0.0)
-        return least_s * (1 - ROUNDING)
+        if setting.spread.is_combined:
+            busy_s = self._busy_s(setting, level == LEVELS[-1])
+        else:
+            busy_s = count * layout.chunks * one_s
+            if level == LEVELS[-1]:
+                last = self.steady(setting, _ends(layout)[-1], layers)
+                busy_s = busy_s + count * np.maximum(last.forward_s + last.backward_s - one_s, 0.0)
+        return (busy_s + (layout.stages - 1) * one_s) * (1 - ROUNDING)
 
-    def whole(self, setting: Setting) -> Estimate:
-        """The step and the memory of a setting."""
+    def _busy_s(self, setting: Setting, has_last: bool) -> Any:
+        """What the last stage of a combined schedule computes, [N], with its head and loss or without."""
+        layout, layers = setting.layout, layers_of(self.question, setting)
+        places = _ends(layout)[layout.stages - 1 :: layout.stages] if has_last else [MIDDLE] * layout.chunks
+        order = schedule(layout.stages, setting.spread.microbatches, layout.chunks, combined=True)[-1]
+        counts = Counter(tuple((work.direction, places[work.chunk]) for work in piece) for piece in order)
+        busy_s: Any = 0.0
+        for piece, count in counts.items():
+            if len(piece) == 1:
+                steady = self.steady(setting, piece[0][1], layers)
+                busy_s = busy_s + count * (steady.forward_s if piece[0][0] == FORWARD else steady.backward_s)
+            else:
+                busy_s = busy_s + count * self.pair(setting, piece[0][1], piece[1][1], layers).time_s
+        return busy_s
+
+    def whole(self, setting: Setting, is_exact: bool = False) -> Estimate:
+        """The step and the memory of a setting.
+
+        Args:
+            is_exact: all layers of a stage are traced.
+        """
         layout, layers, places = setting.layout, layers_of(self.question, setting), _ends(setting.layout)
-        steady = {ends: self.steady(setting, ends, layers) for ends in dict.fromkeys(places)}
-        closing = {ends: self.closing(setting, ends, layers) for ends in steady}
+        few, few_at_ends = (layers, layers) if is_exact else (FEW, FEW_AT_ENDS)
+        steady = {ends: self.steady(setting, ends, layers, few) for ends in dict.fromkeys(places)}
+        closing = {ends: self.closing(setting, ends, layers, few_at_ends) for ends in steady}
         costs = [
             StageCost(
                 steady[ends].forward_s,
@@ -162,16 +160,39 @@ class Costs:
         nbytes = max(one.output_bytes for one in steady.values())
         moved_s = transfer_s(nbytes, setting.spread.ranks, layout, self.question.topology, self.values)
         shares = shares_nics(setting.spread, layout, self.question.topology)
+        pairs = {(ahead, behind): self.pair(setting, ahead, behind, layers, few) for ahead, behind in _pairs(setting)}
+        both_s = {
+            (place, other): pairs[ahead, behind].time_s
+            for (place, ahead), (other, behind) in product(enumerate(places), repeat=2)
+            if (ahead, behind) in pairs
+        }
         timeline = compose(
-            costs, layout.stages, setting.spread.microbatches, layout.chunks, moved_s, shares=shares
-        )
-        memory = []
+            costs, layout.stages, setting.spread.microbatches, layout.chunks, moved_s,
+            both_s if setting.spread.is_combined else None, shares,
+        )  # fmt: skip
+        memory, least = [], 0.0
         for place, held in enumerate(self.held_by_stage(setting)):
-            own = places[place :: layout.stages]
-            most = max(max(steady[ends].transient_bytes, closing[ends].transient_bytes) for ends in own)
+            own = set(places[place :: layout.stages])
+            beside = [both for both in pairs if own.issuperset(both)]
+            most = self._transient_bytes(setting, own, beside, layers, (few, few_at_ends))
+            some = self._transient_bytes(setting, own, beside, min(layers, FEW_AT_ENDS), (FEW, FEW_AT_ENDS))
             kept = timeline.kept_bytes[place]
             memory.append(StageMemory(place, held.parameters, held.gradients, held.states, kept, most))
-        return Estimate(timeline, tuple(memory))
+            least = max(least, memory[-1].model_states + kept + some)
+        return Estimate(timeline, tuple(memory), least)
+
+    def _transient_bytes(
+        self,
+        setting: Setting,
+        own: Collection[Ends],
+        beside: Sequence[tuple[Ends, Ends]],
+        layers: int,
+        few: tuple[int, int],
+    ) -> float:
+        """The most that chunks of some kinds need beside what is held and kept."""
+        found = [self.steady(setting, ends, layers, few[0]).transient_bytes for ends in own]
+        found += [self.closing(setting, ends, layers, few[1]).transient_bytes for ends in own]
+        return max(found + [self.pair(setting, *both, layers, few[0]).transient_bytes for both in beside])
 
     def _alone(self, setting: Setting) -> JobLayout:
         """One pipeline of one stage: the ranks that share a layer, as if there were no others."""
@@ -191,30 +212,61 @@ class Costs:
 
     def _run(self, system: str, layout: JobLayout, ends: Ends, layers: int) -> Steady:
         found = self._seen(system, layout, ends, layers, False)
-        forward_s, backward_s = self._time_s(found.ops[FORWARD]), self._time_s(found.ops[BACKWARD])
-        one = found.trace
-        return Steady(forward_s, backward_s, one.kept_bytes, one.transient_bytes, one.output_bytes)
+        forward, backward = self._replay(found.ops[FORWARD]), self._replay(found.ops[BACKWARD])
+        one, compute_s = found.trace, forward.busy_s["compute"] + backward.busy_s["compute"]
+        return Steady(
+            forward.step_time_s, backward.step_time_s, compute_s, one.kept_bytes, one.transient_bytes, one.output_bytes
+        )
+
+    def _run_both(self, system: str, layout: JobLayout, ahead: Ends, behind: Ends, layers: int) -> Pair:
+        tracers = [self._tracer(system, layout, ends, False) for ends in (ahead, behind)]
+        with _forgotten():
+            ops, peak = tracers[0].beside(tracers[1], 0, layers)
+        kept = max(self._steady(system, layout, ends, layers).kept_bytes for ends in (ahead, behind))
+        return Pair(self._replay(ops).step_time_s, max(0, peak - kept))
 
     def _close(self, system: str, layout: JobLayout, ends: Ends, layers: int) -> Closing:
         found = self._seen(system, layout, ends, layers, True)
-        opening_s, closing_s = self._time_s(found.ops[OPENING]), self._time_s(found.ops[CLOSING])
+        opening_s, closing_s = (self._replay(found.ops[part]).step_time_s for part in (OPENING, CLOSING))
         return Closing(opening_s, closing_s, found.trace.transient_bytes)
 
     def _seen(self, system: str, layout: JobLayout, ends: Ends, layers: int, is_end: bool) -> Seen:
-        before = outstanding()
-        try:
+        with _forgotten():
             return self._tracer(system, layout, ends, is_end)(0, layers)
-        finally:
-            forget_described(before)
 
-    def _time_s(self, ops: tuple[Op, ...]) -> np.ndarray:
+    def _replay(self, ops: tuple[Op, ...]) -> Replay:
         """From start to end, where all ranks run the same."""
         world = self.question.topology.ranks
         program = Program(ops, 0, world, range(world), 0, 0, ())
-        return replay(Catalogue((program,)), self.question.topology, self.values, has_timelines=False).step_time_s
+        return replay(Catalogue((program,)), self.question.topology, self.values, has_timelines=False)
+
+
+@contextmanager
+def _forgotten() -> Iterator[None]:
+    """What is traced inside leaves no collective behind that nobody waited for."""
+    before = outstanding()
+    try:
+        yield
+    finally:
+        forget_described(before)
 
 
 def _ends(layout: JobLayout) -> list[Ends]:
     """Of each virtual stage, in the order of the model."""
     virtual = layout.stages * layout.chunks
     return [(place == 0, place == virtual - 1) for place in range(virtual)]
+
+
+def _apart(setting: Setting) -> Setting:
+    """The same with micro-batches one after the other, where its system has that: ranks hold and compute the same."""
+    return replace(setting, system=getattr(get(setting.system), "apart", setting.system))
+
+
+def _pairs(setting: Setting) -> list[tuple[Ends, Ends]]:
+    """Which kinds of stages a combined schedule has beside each other; none of another one."""
+    if not setting.spread.is_combined:
+        return []
+    places = _ends(setting.layout)
+    kinds = list(dict.fromkeys(places))
+    found = pairs_of(setting.layout, setting.spread, [kinds.index(ends) for ends in places])
+    return [(kinds[ahead], kinds[behind]) for ahead, behind in found]

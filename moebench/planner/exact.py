@@ -4,15 +4,18 @@ What a ranking carries on from stages of few layers has been 0.7 % off in the wo
 first places are apart at times. So those that may be first are traced whole before one of them is called so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moebench.cases.case import Case
+from moebench.planner.amounts import FEW
 from moebench.planner.band import band, could_matter
-from moebench.planner.estimate import FEW, Values
+from moebench.planner.estimate import Values
 from moebench.planner.search import LeftOut, Plan, Ranked, Unwatched, Watch, ranked_of, too_full
 from moebench.planner.space import Question, Setting, layers_of
 from moebench.sim.job import JobTime, composed, memory
+from moebench.sim.room import StageMemory
+from moebench.systems.pipeline import Timeline
 from moebench.trace.job import traced
 from moebench.workloads.job import JobWorkload
 
@@ -55,9 +58,9 @@ def exactly(question: Question, setting: Setting, values: Values) -> JobTime:
     return composed(traced(job_case(question, setting), question.topology), setting.layout, question.topology, values)
 
 
-def deviation(ranked: Ranked, found: JobTime) -> float:
+def deviation(ranked: Ranked, timeline: Timeline) -> float:
     """How far the ranked time is from it, nominally, as a share."""
-    return abs(ranked.time_s / float(found.timeline.time_s[0]) - 1)
+    return abs(ranked.time_s / float(timeline.time_s[0]) - 1)
 
 
 def settled(plan: Plan, values: Values, watch: Watch | None = None) -> Settled:
@@ -67,45 +70,58 @@ def settled(plan: Plan, values: Values, watch: Watch | None = None) -> Settled:
     """
     watch = watch or Unwatched()
     ranked, rejected, left = list(plan.ranked), list(plan.rejected), list(plan.left_out)
-    whole: dict[Setting, JobTime] = {}
-    moved = 0.0
-    while waiting := _waiting(plan.question, ranked, left, whole):
+    known = _Known(plan, values)
+    while waiting := known.waiting(ranked, left):
         watch.phase("the first ones whole", len(waiting))
         for one in waiting:
-            if one in _waiting(plan.question, ranked, left, whole):
-                found = whole[one.setting] = exactly(plan.question, one.setting, values)
-                if isinstance(one, Ranked):
-                    moved = max(moved, deviation(one, found))
-                    ranked.remove(one)
-                else:
-                    left.remove(one)
-                fullest = max(memory(found), key=lambda stage: stage.total)
+            if one in known.waiting(ranked, left):
+                timeline, fullest = known.look(one, is_first=one is ranked[0] if ranked else False)
+                ranked.remove(one) if isinstance(one, Ranked) else left.remove(one)
                 full = too_full(one.setting, fullest, values, plan.question.topology)
                 if full is None:
-                    ranked.append(ranked_of(one.setting, found.timeline, fullest, values))
+                    ranked.append(ranked_of(one.setting, timeline, fullest, values))
                     ranked.sort(key=lambda one: one.time_s)
                 else:
                     rejected.append(full)
             watch.step(one.setting.label)
     answer = band([one.step_s for one in ranked])
     plan = replace(plan, ranked=tuple(ranked), rejected=tuple(rejected), left_out=tuple(left), band=answer)
-    return Settled(plan, whole[ranked[0].setting] if ranked else None, len(whole), moved)
+    return Settled(plan, known.jobs[ranked[0].setting] if ranked else None, len(known.whole), known.moved)
 
 
-def _waiting(
-    question: Question, ranked: Sequence[Ranked], left: Sequence[LeftOut], whole: Mapping[Setting, JobTime]
-) -> Sequence[Ranked | LeftOut]:
-    """Those that are to be traced yet, as far as is known."""
-    steps = [one.step_s for one in ranked]
-    return _doubtful(question, ranked, whole) or [one for one in left if could_matter(one.floor_s, steps)]
+class _Known:
+    """Settings that were traced whole: `jobs` with all parts of their steps, which the first one needs."""
 
+    def __init__(self, plan: Plan, values: Values) -> None:
+        self.plan, self.values = plan, values
+        self.whole: set[Setting] = set()
+        self.jobs: dict[Setting, JobTime] = {}
+        self.moved = 0.0
 
-def _doubtful(question: Question, ranked: Sequence[Ranked], whole: Mapping[Setting, JobTime]) -> list[Ranked]:
-    """Those of the first places that have to be traced whole; stages of few layers are what they are."""
-    return [
-        one
-        for place, one in enumerate(ranked[:MOST])
-        if one.setting not in whole
-        and (not place or layers_of(question, one.setting) > FEW)
-        and one.time_s <= ranked[0].time_s * (1 + CLOSE)
-    ]
+    def look(self, one: Ranked | LeftOut, is_first: bool) -> tuple[Timeline, StageMemory]:
+        """The step of a setting, and the stage that needs most."""
+        self.whole.add(one.setting)
+        if is_first:
+            found = self.jobs[one.setting] = exactly(self.plan.question, one.setting, self.values)
+            timeline, fullest = found.timeline, max(memory(found), key=lambda stage: stage.total)
+        else:
+            estimate = self.plan.costs.whole(one.setting, is_exact=True)
+            timeline, fullest = estimate.timeline, estimate.fullest
+        if isinstance(one, Ranked):
+            self.moved = max(self.moved, deviation(one, timeline))
+        return timeline, fullest
+
+    def waiting(self, ranked: Sequence[Ranked], left: Sequence[LeftOut]) -> Sequence[Ranked | LeftOut]:
+        """Those that are to be traced yet, as far as is known."""
+        steps = [one.step_s for one in ranked]
+        return self._doubtful(ranked) or [one for one in left if could_matter(one.floor_s, steps)]
+
+    def _doubtful(self, ranked: Sequence[Ranked]) -> list[Ranked]:
+        """Those of the first places that have to be traced whole; stages of few layers are what they are."""
+        return [
+            one
+            for place, one in enumerate(ranked[:MOST])
+            if one.setting not in (self.whole if place else self.jobs)
+            and (not place or layers_of(self.plan.question, one.setting) > FEW)
+            and one.time_s <= ranked[0].time_s * (1 + CLOSE)
+        ]

@@ -5,22 +5,22 @@ one and two layers; the activations of one forward; a floor under the step, its 
 nothing at its ends. Whole steps are composed from the lowest floor on, until no floor left could matter.
 """
 
+from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from moebench.kernels.host import UnansweredRead
 from moebench.planner.band import Band, band, could_matter
-from moebench.planner.estimate import MIDDLE, Costs, Values
+from moebench.planner.estimate import LEVELS, MIDDLE, Costs, Values
 from moebench.planner.space import Question, Refused, Setting, label_of, layers_of, settings
-from moebench.sim.job import StageMemory
+from moebench.sim.room import StageMemory, free_bytes, stage_reason
 from moebench.systems.pipeline import Timeline, most_at_once
 from moebench.workloads.machine import Topology
 
 NUMBERS, MEMORY, READS = "numbers", "memory", "reads"  # why a setting is rejected
-GIGA = 1e9
 
 
 class Watch(Protocol):
@@ -72,11 +72,16 @@ class Rejected:
 class LeftOut:
     """A setting that can't be best: not even its floor is fast enough, [N] seconds over the draws.
 
-    Its parameters, gradients and states fit, and what its first stage keeps; more of its memory nobody looked at.
+    Its parameters, gradients and states fit, and what its first stage keeps, unless micro-batches run beside each other
+    in it; more of its memory nobody looked at.
+
+    Attributes:
+        level: which floor it is, as of `Costs.floor_s`.
     """
 
     setting: Setting
     floor_s: np.ndarray
+    level: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class Plan:
 
     Attributes:
         ranked: fastest first; rejected, left_out: the others; band: how far the ranking is decided.
+        costs: of stages, all that were traced.
     """
 
     question: Question
@@ -117,6 +123,7 @@ class Plan:
     rejected: tuple[Rejected, ...]
     left_out: tuple[LeftOut, ...]
     band: Band
+    costs: Costs = field(repr=False, compare=False)
 
     @property
     def tokens(self) -> int:
@@ -155,19 +162,14 @@ def search(question: Question, values: Values, watch: Watch | None = None, is_ex
     ranked, left = _composed(floors, costs, values, rejected, watch, is_exhaustive)
     ranked.sort(key=lambda one: one.time_s)
     steps = [one.step_s for one in ranked]
-    return Plan(question, tuple(ranked), tuple(rejected), tuple(left), band(steps))
-
-
-def free_bytes(values: Values) -> np.ndarray:
-    """Of a device, beside what is reserved."""
-    return values["gpu.memory.capacity"] - values.get("gpu.memory.reserved", np.zeros(1))
+    return Plan(question, tuple(ranked), tuple(rejected), tuple(left), band(steps), costs)
 
 
 def too_full(
     setting: Setting, needs: StageMemory, values: Values, topology: Topology, at_least: str = ""
 ) -> Rejected | None:
     """The setting rejected, where a rank needs more than a device has."""
-    reason = memory_reason(needs, values, topology, at_least)
+    reason = stage_reason(needs, values, topology.hardware, at_least)
     if reason is None:
         return None
     over = needs.total - float(free_bytes(values)[0])
@@ -181,88 +183,87 @@ def _held_most(setting: Setting, costs: Costs) -> StageMemory:
     return max(needs, key=lambda one: one.total)
 
 
-def memory_reason(needs: StageMemory, values: Values, topology: Topology, at_least: str = "") -> str | None:
-    """Which rank, which tensors, how much over; None where it fits."""
-    free = float(free_bytes(values)[0])
-    if needs.total <= free:
-        return None
-    names = ("parameters", "gradients", "states", "activations", "transient")
-    parts = ", ".join(f"{name} {_giga(getattr(needs, name))}" for name in names if getattr(needs, name))
-    return (
-        f"a rank of stage {needs.stage} needs {at_least}{_giga(needs.total)} GB ({parts}), "
-        f"{topology.hardware.name} has {_giga(free)} GB beside what is reserved: "
-        f"{_giga(needs.total - free)} GB too many"
-    )
-
-
-def _giga(nbytes: float) -> str:
-    """A decimal, more of what is less than a tenth."""
-    return f"{nbytes / GIGA:.1f}" if nbytes >= 0.1 * GIGA else f"{nbytes / GIGA:.2g}"
-
-
 def _floors(
     fitting: Sequence[Setting], costs: Costs, values: Values, rejected: list[Rejected], watch: Watch
 ) -> list[LeftOut]:
-    """The floor of each setting whose first stage can keep what it must."""
+    """The floor of each setting, of those of which so much is known that their first stages can keep what they must.
+
+    Of micro-batches beside each other that costs more to find out than their lowest floor, and comes after it.
+    """
     found = []
     watch.phase("floors", len(fitting))
     for one in fitting:
-        layout, count = one.layout, one.spread.microbatches
         try:
-            steady = costs.steady(one, MIDDLE, layers_of(costs.question, one))
+            full = None if one.spread.is_combined else _keeps_too_much(one, costs, values)
+            if full is None:
+                found.append(LeftOut(one, costs.floor_s(one)))
+            else:
+                rejected.append(full)
         except UnansweredRead as error:
-            rejected.append(Rejected(Refused(one.system, layout, str(error)), READS, one))
-            continue
-        finally:
-            watch.step(one.label)
-        first = costs.held_by_stage(one)[0]
-        most = most_at_once(layout.stages, count, layout.chunks)
-        needs = StageMemory(0, first.parameters, first.gradients, first.states, most * steady.kept_bytes, 0)
-        full = too_full(one, needs, values, costs.question.topology, "at least ")
-        if full is None:
-            found.append(LeftOut(one, costs.floor_s(one)))
-        else:
-            rejected.append(full)
+            rejected.append(Rejected(Refused(one.system, one.layout, str(error)), READS, one))
+        watch.step(one.label)
     return sorted(found, key=lambda one: float(one.floor_s[0]))
+
+
+def _keeps_too_much(setting: Setting, costs: Costs, values: Values) -> Rejected | None:
+    """The setting rejected, where its first stage can't keep what its micro-batches leave."""
+    layout, steady = setting.layout, costs.steady(setting, MIDDLE, layers_of(costs.question, setting))
+    first = costs.held_by_stage(setting)[0]
+    most = most_at_once(layout.stages, setting.spread.microbatches, layout.chunks)
+    needs = StageMemory(0, first.parameters, first.gradients, first.states, most * steady.kept_bytes, 0)
+    return too_full(setting, needs, values, costs.question.topology, "at least ")
 
 
 def _composed(
     floors: list[LeftOut], costs: Costs, values: Values, rejected: list[Rejected], watch: Watch, is_exhaustive: bool
 ) -> tuple[list[Ranked], list[LeftOut]]:
-    """Whole steps, from the lowest floor on; what is left out of them."""
+    """Whole steps of those whose tightest floors are lowest, until no floor left could matter; what is left out."""
     ranked: list[Ranked] = []
-    left, slower = list(floors), []
-    watch.phase("whole steps", len(left))
+    waiting = list(floors)
+    watch.phase("whole steps", len(waiting))
     while True:
-        steps = [one.step_s for one in ranked]
-        one = _next(left, steps, is_exhaustive)
-        if one is not None:
-            one = LeftOut(one.setting, costs.floor_s(one.setting, has_last=True))
-            if not (is_exhaustive or could_matter(one.floor_s, steps)):
-                slower.append(one)
-                continue
-        else:  # a tighter floor spoke against some that may matter beside what came after them
-            one = _next(slower, steps, is_exhaustive)
+        one = _next(waiting, [] if is_exhaustive else [one.step_s for one in ranked])
         if one is None:
             break
-        estimate = costs.whole(one.setting)
-        full = too_full(one.setting, estimate.fullest, values, costs.question.topology)
-        if full is None:
-            ranked.append(ranked_of(one.setting, estimate.timeline, estimate.fullest, values))
-        else:
-            rejected.append(full)
+        found: LeftOut | Ranked | Rejected
+        is_composed = is_exhaustive or one.level == LEVELS[-1]
+        found = _whole(one.setting, costs, values) if is_composed else _risen(one, costs, values)
+        if isinstance(found, LeftOut):
+            insort(waiting, found, key=lambda one: float(one.floor_s[0]))
+            continue
+        ranked.append(found) if isinstance(found, Ranked) else rejected.append(found)
         watch.step(one.setting.label)
-    for one in (*left, *slower):
+    for one in waiting:
         watch.step(one.setting.label)
-    return ranked, sorted([*left, *slower], key=lambda one: float(one.floor_s[0]))
+    return ranked, waiting
 
 
-def _next(waiting: list[LeftOut], steps: Sequence[np.ndarray], is_exhaustive: bool) -> LeftOut | None:
-    """Takes the first one that may matter beside steps that are known; None where none does."""
-    for place, one in enumerate(waiting):
-        if is_exhaustive or could_matter(one.floor_s, steps):
-            return waiting.pop(place)
-    return None
+def _whole(setting: Setting, costs: Costs, values: Values) -> Ranked | Rejected:
+    """A setting's whole step, or that it does not fit, which nothing decides that stages of few layers only suggest."""
+    topology = costs.question.topology
+    estimate = costs.whole(setting)
+    full = too_full(setting, estimate.fullest, values, topology)
+    if full is not None and estimate.least_bytes <= free_bytes(values)[0]:
+        estimate = costs.whole(setting, is_exact=True)
+        full = too_full(setting, estimate.fullest, values, topology)
+    return full or ranked_of(setting, estimate.timeline, estimate.fullest, values)
+
+
+def _risen(one: LeftOut, costs: Costs, values: Values) -> LeftOut | Rejected:
+    """A setting with the next tighter floor; or rejected, where micro-batches run beside each other and don't fit."""
+    if one.setting.spread.is_combined and one.level == 0:
+        full = _keeps_too_much(one.setting, costs, values)
+        if full is not None:
+            return full
+    return LeftOut(one.setting, np.maximum(costs.floor_s(one.setting, one.level + 1), one.floor_s), one.level + 1)
+
+
+def _next(waiting: list[LeftOut], steps: Sequence[np.ndarray]) -> LeftOut | None:
+    """Takes the one with the lowest floor that may matter beside steps that are known; None where none does."""
+    if not waiting:
+        return None
+    places = np.flatnonzero(could_matter(np.array([one.floor_s for one in waiting]), steps))
+    return waiting.pop(int(places[0])) if len(places) else None
 
 
 def ranked_of(setting: Setting, timeline: Timeline, fullest: StageMemory, values: Values) -> Ranked:

@@ -77,9 +77,6 @@ def label_of(system: str, layout: JobLayout) -> str:
     return f"{system} pp{layout.stages}{chunks} mb{layout.micro_batch}"
 
 
-NOT_COMBINED = "a search does not price the forward of one micro-batch beside the backward of another; a suite does"
-
-
 @dataclass(frozen=True)
 class Setting:
     """One way to lay the job out."""
@@ -119,13 +116,10 @@ def _of_stages(question: Question, system: JobSystem, stages: int) -> Iterator[S
                 question.topology.ranks, question.topology.gpus_per_node, stages, question.global_batch, micro_batch,
                 chunks,
             )  # fmt: skip
-            reason = problem(system, question.decoder, layout)
+            reason = problem(system, question.decoder, layout, question.dtype)
             if reason is None:
                 spread = system.spread(layout)
                 assert isinstance(spread, Spread)
-                if spread.is_combined:
-                    yield Refused(system.name, layout, NOT_COMBINED)
-                    return
                 yield Setting(system.name, layout, spread)
             elif reason not in told:
                 told.add(reason)

@@ -8,13 +8,13 @@ import numpy as np
 from moebench.cases.case import Case
 from moebench.cases.jobs import job_of
 from moebench.results.rows import Row, row_of
-from moebench.sim.job import JobTime, StageMemory, composed, memory
+from moebench.sim.job import JobTime, composed, memory
+from moebench.sim.room import StageMemory, free_bytes, stage_reason
 from moebench.sim.rows import interval
 from moebench.trace.job import CLOSING, OPENING, traced
 from moebench.workloads.machine import Hardware, Topology
 from moebench.workloads.models.mfu import flops_per_token
 
-GIGA = 1e9
 SLOWER = 1.5  # times that products take, to say how much of a step's time they decide
 
 
@@ -35,9 +35,8 @@ def simulated(case: Case, topology: Topology, values: Mapping[str, np.ndarray]) 
     layout = workload.layout(topology.ranks, topology.gpus_per_node)
     found = composed(traced(case, topology), layout, topology, values)
     needs = max(memory(found), key=lambda one: one.total)
-    free = _free(values)
-    fits = np.broadcast_to(needs.total <= free, found.timeline.time_s.shape)
-    rows = [_step_row(case, topology.hardware.name, found, fits, needs, float(free[0]))]
+    fits = np.broadcast_to(needs.total <= free_bytes(values), found.timeline.time_s.shape)
+    rows = [_step_row(case, topology.hardware, found, fits, stage_reason(needs, values, topology.hardware))]
     if fits[0]:
         rows += _times(case, topology, found, fits)
     if fits[0] and case.is_default:
@@ -47,30 +46,16 @@ def simulated(case: Case, topology: Topology, values: Mapping[str, np.ndarray]) 
     return rows + _bytes(case, topology.hardware.name, needs)
 
 
-def _free(values: Mapping[str, np.ndarray]) -> np.ndarray:
-    reserved = values.get("gpu.memory.reserved", np.zeros(1))
-    return values["gpu.memory.capacity"] - reserved
-
-
 def _step_row(
-    case: Case, hardware: str, found: JobTime, fits: np.ndarray, needs: StageMemory, free: float
+    case: Case, hardware: Hardware, found: JobTime, fits: np.ndarray, reason: str | None
 ) -> Row:
     step_s = np.where(fits, found.timeline.time_s, np.nan)
     return row_of(
-        case, hardware, case.workload.metric, "s", float(step_s[0]) if fits[0] else None,
+        case, hardware.name, case.workload.metric, "s", float(step_s[0]) if fits[0] else None,
         status="passed" if fits[0] else "out-of-memory",
-        reason="" if fits[0] else _memory_reason(needs, free, hardware),
+        reason=reason or "",
         draws=_digits(step_s), **interval(step_s[1:]),
     )  # fmt: skip
-
-
-def _memory_reason(needs: StageMemory, free: float, hardware: str) -> str:
-    names = ("parameters", "gradients", "states", "activations", "transient")
-    parts = ", ".join(f"{name} {getattr(needs, name) / GIGA:.1f}" for name in names)
-    return (
-        f"a rank of stage {needs.stage} needs {needs.total / GIGA:.1f} GB ({parts}), {hardware} has "
-        f"{free / GIGA:.1f} GB beside what is reserved: {(needs.total - free) / GIGA:.1f} GB too many"
-    )
 
 
 def _times(case: Case, topology: Topology, found: JobTime, fits: np.ndarray) -> list[Row]:

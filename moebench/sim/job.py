@@ -18,6 +18,7 @@ from moebench.sim.catalogue import Catalogue
 from moebench.sim.cost import Machine, op_costs
 from moebench.sim.network import collective_time_s
 from moebench.sim.replay import Replay, replay
+from moebench.sim.room import StageMemory
 from moebench.systems.job_interface import Spread
 from moebench.systems.pipeline import FORWARD as FORWARD_WORK
 from moebench.systems.pipeline import StageCost, Timeline, compose
@@ -272,32 +273,6 @@ def _edge(ranks: int, layout: JobLayout, topology: Topology) -> tuple[int, int]:
     node = topology.gpus_per_node
     edges = [(stage * ranks, (stage + 1) * ranks) for stage in range(layout.stages - 1)] or [(0, ranks)]
     return next(((a, b) for a, b in edges if a // node != b // node), edges[0])
-
-
-@dataclass(frozen=True)
-class StageMemory:
-    """Bytes that a rank of one physical stage needs.
-
-    Attributes:
-        activations: of all micro-batches under way; transient: the most beside them.
-    """
-
-    stage: int
-    parameters: float
-    gradients: float
-    states: float
-    activations: float
-    transient: float
-
-    @property
-    def model_states(self) -> float:
-        """Parameters, gradients, the optimiser's."""
-        return self.parameters + self.gradients + self.states
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.model_states + self.activations + self.transient
 
 
 def memory(found: JobTime) -> list[StageMemory]:

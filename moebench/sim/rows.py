@@ -14,6 +14,7 @@ from moebench.sim.cost import NO_DEVICE_WORK
 from moebench.sim.incast import port_pressure
 from moebench.sim.loads import TierUse
 from moebench.sim.replay import Replay
+from moebench.sim.room import GIBI, giga, room_of
 from moebench.workloads.machine import Topology
 
 INTERVAL = (5, 95)
@@ -135,11 +136,4 @@ def interval(values: np.ndarray) -> dict[str, float]:
 
 
 def _memory_reason(what: str, replay: Replay, topology: Topology) -> str:
-    capacity = topology.hardware.parameters["gpu.memory.capacity"].value
-    reserved = topology.hardware.parameters.get("gpu.memory.reserved")
-    free = capacity - (reserved.value if reserved else 0)
-    gib = 2**30
-    return (
-        f"the {what} needs {replay.peak_bytes / gib:.1f} GiB, {topology.hardware.name} has {free / gib:.1f} GiB "
-        f"beside what is reserved"
-    )
+    return f"the {what} needs {giga(replay.peak_bytes, GIBI)} GiB, {room_of(topology.hardware, GIBI)}"

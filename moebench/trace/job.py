@@ -114,7 +114,7 @@ def traced(case: Case, topology: Topology) -> JobTrace:
     workload = job_of(case)
     layout = workload.layout(topology.ranks, topology.gpus_per_node)
     system = get(case.system)
-    reason = problem(system, workload.decoder, layout)
+    reason = problem(system, workload.decoder, layout, workload.dtype)
     if reason is not None:
         raise Unsupported(reason)
     spread = system.spread(layout)
@@ -135,12 +135,12 @@ def traced(case: Case, topology: Topology) -> JobTrace:
     roles = tuple(kinds.index(one) for one in ends)
     pairs = {
         (ahead, behind): _pair(case.system, same, alone, kinds[ahead], kinds[behind])
-        for ahead, behind in (_pairs_of(layout, spread, roles) if spread.is_combined else ())
+        for ahead, behind in (pairs_of(layout, spread, roles) if spread.is_combined else ())
     }
     return JobTrace(spread, stages, roles, pairs)
 
 
-def _pairs_of(layout: JobLayout, spread: Spread, roles: Sequence[int]) -> list[tuple[int, int]]:
+def pairs_of(layout: JobLayout, spread: Spread, roles: Sequence[int]) -> list[tuple[int, int]]:
     """Which kinds of stages a combined schedule has beside each other."""
     found = {
         tuple(roles[work.chunk * layout.stages + stage] for work in piece)
@@ -250,9 +250,9 @@ class RankTracer:
         held = (*held_bytes(stage), found.kept_bytes, found.transient_bytes)
         return Seen(found.ops, StageTrace({}, *held, output_bytes=found.output_bytes), sum(held))
 
-    def beside(self, behind: "RankTracer", index: int) -> tuple[tuple[Op, ...], int]:
+    def beside(self, behind: "RankTracer", index: int, layers: int = 0) -> tuple[tuple[Op, ...], int]:
         """Rank `index`: a forward here beside a backward of another stage; the most bytes beside what is held."""
-        stages = [one.built(index) for one in (self, behind)]
+        stages = [one.built(index, layers) for one in (self, behind)]
         data = [one._data(stage) for one, stage in zip((self, behind), stages)]
         with self._answering(index):
             return _recorded_pair(*stages, *data)  # type: ignore[arg-type]

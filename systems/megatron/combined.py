@@ -9,7 +9,8 @@ micro-batch travel to experts and back, the other one's products run:
 A layer's graph is cut where rows leave and arrive, so that autograd runs each part's backward when it is told to.
 Delayed (`delay_wgrad_compute`), the products of weights' gradients come after those of inputs', which leave first;
 those of a stage's first attention do not wait for what goes to the stage before, as Megatron's do. Collectives have a
-stream of their own as in Megatron; permutation and residual, which it puts there too, are on the compute stream here.
+stream of their own as in Megatron, and share links with attention's. What Megatron puts there behind the results, their
+sum by token and the residual's, is on the compute stream here, of which it is about 1 %.
 
 The shared expert runs before the rows leave (its overlap excludes this one), and what a layer recomputes is its
 activation at most: a layer in parts has no whole to run again.
@@ -202,10 +203,11 @@ class Passed(tuple[Tensor, Tensor]):
 
 def run(ahead: StagePass | None, back: StagePass | None) -> None:
     """The layers of a forward, of a backward, or of both beside each other."""
-    pairs = zip_longest(ahead.layers if ahead else (), reversed(back.layers) if back else ())
-    for number, (f, b) in enumerate(pairs):
-        if b is not None:
-            b.finish_back()
+    ahead_of = ahead.layers if ahead else []
+    back_of = list(reversed(back.layers)) if back else []
+    if back_of:
+        back_of[0].finish_back()
+    for number, (f, b, following) in enumerate(zip_longest(ahead_of, back_of, back_of[1:])):
         if f is not None and ahead is not None:
             ahead.stage.before(str(number))
             f.attend(ahead.rows)
@@ -216,6 +218,8 @@ def run(ahead: StagePass | None, back: StagePass | None) -> None:
             f.run_experts()
         if b is not None and back is not None:
             b.attend_back(back.g_aux)
+            if following is not None:  # whose gradients leave before this layer's delayed products and the results' end
+                following.finish_back()
             b.flush()
         if f is not None and ahead is not None:
             ahead.rows = f.finish()

@@ -9,7 +9,8 @@ node has are taken. Micro-batches are those of a tensor-parallel group. `attenti
 expert-parallel ranks. `recompute`, `chunks`: as of `DecoderSetting`. Gradients are summed in FP32, as BF16 runs force.
 `overlap`: `combined`, the forward of a micro-batch beside the backward of another (`overlap_moe_expert_parallel_comm`);
 `delayed`, with products of weights' gradients after the others (`delay_wgrad_compute`); rules as `TransformerConfig` of
-core 0.16.1 has them.
+core 0.16.1 has them (several chunks where there are several stages, experts on several ranks, BF16, no layer recomputed
+as a whole).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from moebench.systems.megatron.decoder import ATTENTION, RECOMPUTE, DecoderSetti
 from moebench.systems.megatron.indexed import DISPATCHERS
 from moebench.systems.megatron.trained import MegatronStage
 from moebench.workloads.errors import InputError, one_of
-from moebench.workloads.job import JobLayout
+from moebench.workloads.job import JOB_DTYPES, JobLayout
 from moebench.workloads.models.decoder import DecoderModel
 
 NODE = "node"
@@ -64,6 +65,16 @@ class MegatronJob:
         more: dict[str, Sequence[str]] = {"dispatcher": tuple(DISPATCHERS)}
         return own | (more if self.version == "0.10" else {"attention": ATTENTION, "overlap": OVERLAPS})
 
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """What parameters and rows may be."""
+        return JOB_DTYPES if self.options.overlap == "none" else ("bf16",)
+
+    @property
+    def apart(self) -> str:
+        """The same with micro-batches one after the other."""
+        return "+".join(part for part in self.name.split("+") if not part.startswith("overlap="))
+
     def variant(self, options: Mapping[str, str]) -> "MegatronJob":
         """With other options.
 
@@ -90,7 +101,8 @@ class MegatronJob:
         return MegatronJob(name, self.title, self.source, self.version, few)
 
     def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
-        """Names with the options that are worth trying: tensor- and expert-parallel ranks, attention, recomputation."""
+        """Names with the options that are worth trying: tensor- and expert-parallel ranks, attention, recomputation,
+        micro-batches beside each other where that goes, then without attention's collectives in chunks."""
         degrees = [int(n) for n in _DEGREES[1:]]
         most = min(model.shape.experts, max(degrees))
         is_old = self.version == "0.10"
@@ -102,7 +114,15 @@ class MegatronJob:
         if not is_old:
             found += [{"expert": str(n), "attention": "ulysses"} for n in degrees if 1 < n <= most]
         kept = [{}, *({"recompute": one} for one in RECOMPUTE[self.version] if one != self.options.recompute)]
-        return tuple(self.variant(options | more).name for options in found for more in kept)
+        tried = [options | more for options in found for more in kept]
+        tried += [one | {"overlap": overlap} for one in tried if self._can_overlap(one) for overlap in OVERLAPS[1:]]
+        return tuple(self.variant(options).name for options in tried)
+
+    def _can_overlap(self, options: Mapping[str, str]) -> bool:
+        """Whether micro-batches may run beside each other under some options, and attention is not in chunks."""
+        return self.version != "0.10" and options["expert"] != "1" and (
+            options.get("recompute") != "moe" and options.get("chunks", "1") == "1"
+        )
 
     def spread(self, layout: JobLayout) -> Spread | str:
         """How many ranks share what; or why the numbers do not go, naming keys and numbers."""

@@ -6,16 +6,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from moebench.planner.amounts import carried_on
 from moebench.planner.band import could_matter
-from moebench.planner.estimate import carried_on
+from moebench.planner.estimate import LEVELS, Costs
 from moebench.planner.exact import deviation, exactly, settled
 from moebench.planner.search import MEMORY, NUMBERS, LeftOut, Ranked, search
 from moebench.planner.space import Refused, settings
-from moebench.sim.job import StageMemory, memory
+from moebench.sim.job import memory
+from moebench.sim.room import StageMemory
 from moebench.workloads.errors import InputError
 from tests.moebench.planner.questions import question, values_of
 
-SYSTEMS = ("megascale+ranks=1", "megascale+overlap=inter", "megascale+attention=tp+experts=tp+overlap=none")
+PAIRED = "megatron_modern+tensor=1+expert=2+overlap=delayed"
+SYSTEMS = ("megascale+ranks=1", "megascale+overlap=inter", "megascale+attention=tp+experts=tp+overlap=none", PAIRED)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,7 @@ def test_brute_force_finds_the_same_best(asked):
     for ranked in plan.ranked:
         fits = np.isfinite(ranked.step_s)  # what a device has reserved is uncertain
         np.testing.assert_allclose(ranked.step_s[fits], times[ranked.setting][fits], rtol=5e-3)
+    assert any(setting.system == PAIRED for setting in times)
     for left in plan.left_out:
         assert (left.floor_s <= times[left.setting] * 1.005).all()
         assert (left.floor_s > np.min([one.step_s for one in plan.ranked], axis=0)).all()
@@ -55,7 +59,7 @@ def test_brute_force_finds_the_same_best(asked):
 def test_the_best_one_is_traced_whole_as_ranked(asked):
     """What a user is told of the first: the same number as an experiment of jobs has."""
     one, values, plan = asked
-    assert deviation(plan.ranked[0], exactly(one, plan.ranked[0].setting, values)) < 1e-9
+    assert deviation(plan.ranked[0], exactly(one, plan.ranked[0].setting, values).timeline) < 1e-9
 
 
 def test_rejected_settings_say_why(asked):
@@ -64,10 +68,38 @@ def test_rejected_settings_say_why(asked):
     numbers = {one.reason for one in plan.rejected if one.cause == NUMBERS}
     assert "stages = 3: world = 4 ranks can't be divided among them" in numbers
     assert any("world = 4 is not a multiple of node_ranks = 2 x stages = 4" in reason for reason in numbers)
+    assert "overlap=delayed: stages = 2 need several chunks each, the layout has chunks = 1" in numbers
     full = [one for one in plan.rejected if one.cause == MEMORY]
     assert all(one.over_bytes > 0 for one in full)
     assert any("a rank of stage 0 needs" in one.reason and "activations" in one.reason for one in full)
     assert all(one.reason.endswith("GB too many") for one in full)
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (2, 2)])
+def test_micro_batches_beside_each_other_are_priced_as_a_job_is(stages, chunks):
+    """Six layers of a chunk carried on from two, floors below them; traced whole, the same number."""
+    more = {"stages": (stages,), "chunks": (chunks,), "micro_batches": (2,), "model": {"layers": 6 * stages * chunks}}
+    one = question(systems=(PAIRED,), **more)
+    values = values_of(one, 4)
+    (setting,) = settings(one)
+    costs, step_s = Costs(one, values), exactly(one, setting, values).timeline.time_s
+    np.testing.assert_allclose(costs.whole(setting).timeline.time_s, step_s, rtol=5e-3)
+    np.testing.assert_allclose(costs.whole(setting, is_exact=True).timeline.time_s, step_s, rtol=1e-9)
+    floors = [costs.floor_s(setting, level) for level in LEVELS]
+    assert (floors[0] <= floors[1]).all()
+    assert (floors[1] <= floors[2]).all()
+    assert (floors[2] <= step_s).all()
+    assert (floors[1] >= 0.5 * step_s).all()
+
+
+def test_a_system_tries_micro_batches_beside_each_other_where_that_goes():
+    """Not with one expert-parallel rank, nor with a layer recomputed as a whole; in BF16 only."""
+    one = question(systems=("megatron_modern",))
+    overlapped = [name for name in one.names() if "overlap=" in name]
+    assert {name.rpartition("=")[2] for name in overlapped} == {"combined", "delayed"}
+    assert all("expert=1+" not in name and "recompute=moe" not in name for name in overlapped)
+    (refused,) = settings(replace(one, systems=(PAIRED,), stages=(1,), micro_batches=(2,), dtype="fp32"))
+    assert refused.reason == f"{PAIRED} trains in bf16 only, not in fp32"
 
 
 def test_every_setting_has_one_place(asked):
@@ -169,7 +201,7 @@ def test_bad_questions_are_one_error(more, reason):
 
 def test_amounts_carry_on_evenly():
     """A line through two stages of few layers; few layers are what they are."""
-    from moebench.planner.estimate import Held
+    from moebench.planner.amounts import Held
 
     def at(layers):
         return Held(10 + 3 * layers, 2 * layers, 0)

@@ -80,16 +80,26 @@ def test_later_stages_keep_less():
 
 def test_what_does_not_fit_says_which_stage_and_what():
     """No time, but the bytes; draws too."""
-    case = case_of()
-    topology, _ = machine()
-    small = with_overrides(topology, {"gpu.memory.capacity": "1.02 GB", "gpu.memory.reserved": "1 GB"})
-    values = {name: np.array([parameter.value]) for name, parameter in small.parameters().items()}
-    rows = simulated(case, small, values)
+    rows = _full("1.02 GB")
     assert rows[0].status == "out-of-memory"
     assert rows[0].value is None
-    assert "a rank of stage 0 needs 0.0 GB (parameters" in rows[0].reason
-    assert "GB too many" in rows[0].reason
+    assert "a rank of stage 0 needs 0.028 GB (parameters" in rows[0].reason
+    assert "h800 has 0.02 GB beside what is reserved: 0.0083 GB too many" in rows[0].reason
     assert {row.metric for row in rows[1:]} >= {"memory_total", "memory_activations"}
+
+
+def test_a_device_of_which_all_is_reserved_has_no_negative_room():
+    """Its capacity, and what is reserved of it."""
+    assert _full("0.5 GB")[0].reason.endswith("h800 has 0.5 GB, all of them reserved (1.0 GB): nothing fits")
+
+
+def _full(capacity):
+    """The rows of a job on devices of so much memory, of which 1 GB is reserved."""
+    case = case_of()
+    topology, _ = machine()
+    small = with_overrides(topology, {"gpu.memory.capacity": capacity, "gpu.memory.reserved": "1 GB"})
+    values = {name: np.array([parameter.value]) for name, parameter in small.parameters().items()}
+    return simulated(case, small, values)
 
 
 def test_a_slower_nic_delays_the_ends_of_a_step():

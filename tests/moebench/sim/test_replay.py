@@ -232,7 +232,9 @@ def test_groups_on_different_tiers_overlap_and_on_one_tier_queue():
     node = all_to_all(range(8), 90 * 10**6, group="node")  # 70 ms on the link
     rail = all_to_all(range(0, 16, 8), 122 * 10**6, group="rail")  # 8 groups share the NIC: 80 ms
     other = all_to_all(range(0, 16, 8), 122 * 10**6, group="other")
+    beside = all_to_all(range(8), 90 * 10**6, group="another of the same ranks")
     assert step(node, rail) == pytest.approx(80e-3, rel=0.01)
+    assert step(node, beside) == pytest.approx(140e-3, rel=0.01)
     assert step(rail, other) == pytest.approx(160e-3, rel=0.01)
 
 
