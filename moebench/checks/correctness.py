@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -229,7 +229,8 @@ def instances(
     """What is run: the case's own dtype; float64 throughout, if supported; for random rules, first without the chance.
 
     A random rule itself is probed for its invariants, and one that evaluates otherwise than it trains is evaluated too.
-    A system that shares experts among ranks is tried with half as many experts as ranks.
+    A system that shares experts among ranks is tried with half as many experts as ranks; one that nothing of this fits,
+    with a single expert. Empty where that has no meaning either.
     """
     quiet = replace(conventions, noise="none", drop_order="arrival") if conventions.is_random else conventions
     pairs = [(dtype, quiet), ("fp64", replace(quiet, gate_dtype="fp64"))]
@@ -239,10 +240,14 @@ def instances(
         wanted.append(instance(gate, "fp64", rules, ranks, activation, training=False))
     if conventions.is_random:
         wanted.append(instance(gate, dtype, conventions, ranks, activation, is_probe=True))
+    shared = partial(instance, gate, "fp64", replace(quiet, gate_dtype="fp64"), ranks, activation)
     if ranks % 2 == 0:
-        rules = replace(quiet, gate_dtype="fp64")
-        wanted.append(instance(gate, "fp64", rules, ranks, activation, experts=ranks // 2))
-    return tuple(one for one in wanted if problem(system, one.workload, one.conventions, ranks) is None)
+        wanted.append(shared(experts=ranks // 2))
+
+    def able(some: Sequence[Instance]) -> tuple[Instance, ...]:
+        return tuple(one for one in some if problem(system, one.workload, one.conventions, ranks) is None)
+
+    return able(wanted) or able([shared(experts=1)])
 
 
 def _tried(trials: Sequence[Trial], world: int) -> list[Status]:
@@ -267,8 +272,9 @@ def _refusal(one: Trial, world: int) -> Status | None:
     own = instance(one.gate, one.dtype, one.conventions, world, one.activation)
     try:
         reason = supported(one.system, own.workload, one.conventions)
-        if reason is None:
-            one.instances(world)
+        if reason is None and not one.instances(world):
+            why = problem(one.system, own.workload, one.conventions, world)
+            reason = f"{why}; nothing of it can be checked on {world} ranks, and unchecked it gets no number"
     except Exception as error:
         return _failed(error)
     return None if reason is None else Status("unsupported", reason)

@@ -53,14 +53,16 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     """The launcher's word on this process; None where nobody launched it among others.
 
     Raises:
-        InputError: the environment is incomplete or the nodes hold different numbers of ranks.
+        InputError: the environment is incomplete, says what is no number, or the nodes hold different numbers of ranks.
     """
     if all(name in environ for name in _TORCH):
         found = _by_torchrun(environ)
-    elif int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environ:
+    elif _number(environ, "SLURM_STEP_NUM_TASKS", 1, 1) > 1 and "SLURM_PROCID" in environ:
         found = _by_srun(environ)
     else:
         return None
+    if found.rank >= found.world:
+        raise InputError(f"{found.launcher} says that this is rank {found.rank}, of {found.world}")
     if found.world % found.local_world:
         raise InputError(
             f"{found.launcher} started {found.world} ranks, {found.local_world} of them here: "
@@ -69,19 +71,30 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     return found
 
 
+def _number(environ: Mapping[str, str], name: str, least: int = 0, default: int | None = None) -> int:
+    """What a launcher says in one variable.
+
+    Raises:
+        InputError: no whole number of at least `least`.
+    """
+    text = environ.get(name, "" if default is None else str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(f"{name}={text}, as of a launcher, is no whole number of at least {least}")
+    return int(text)
+
+
 def _by_torchrun(environ: Mapping[str, str]) -> Launched:
-    world = int(environ["WORLD_SIZE"])
-    rank = int(environ["RANK"])
+    world, rank = _number(environ, "WORLD_SIZE", 1), _number(environ, "RANK")
     return Launched(
         launcher="torchrun",
         rank=rank,
         world=world,
-        local_rank=int(environ.get("LOCAL_RANK", rank)),
-        local_world=int(environ.get("LOCAL_WORLD_SIZE", world)),
+        local_rank=_number(environ, "LOCAL_RANK", 0, rank),
+        local_world=_number(environ, "LOCAL_WORLD_SIZE", 1, world),
         address=environ["MASTER_ADDR"],
-        port=int(environ["MASTER_PORT"]),
+        port=_number(environ, "MASTER_PORT"),
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0, 0),
     )
 
 
@@ -92,15 +105,15 @@ def _by_srun(environ: Mapping[str, str]) -> Launched:
             f"srun started this, and {' and '.join(missing)} must say where the ranks meet; "
             "`moebench launch` prints a batch job that sets them"
         )
-    world = int(environ["SLURM_STEP_NUM_TASKS"])
+    world = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
     return Launched(
         launcher="srun",
-        rank=int(environ["SLURM_PROCID"]),
+        rank=_number(environ, "SLURM_PROCID"),
         world=world,
-        local_rank=int(environ.get("SLURM_LOCALID", "0")),
+        local_rank=_number(environ, "SLURM_LOCALID", 0, 0),
         local_world=_tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world))),
         address=environ["MASTER_ADDR"],
-        port=int(environ["MASTER_PORT"]),
+        port=_number(environ, "MASTER_PORT"),
     )
 
 

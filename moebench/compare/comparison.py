@@ -169,10 +169,10 @@ def _cases(base: Side, head: Side) -> Iterator[Finding]:
 
 def _changed_status(key: Key, before: CaseInfo, after: CaseInfo) -> Finding:
     """A case that has numbers on one side only."""
-    if after.status == "passed":
-        return Finding(key, "", FIXED, f"base: {_state(before)}")
-    why = rebased(before, after, None)
-    return Finding(key, "", REBASED if why else BROKEN, "; ".join(filter(None, (_state(after), why))))
+    is_fixed = after.status == "passed"
+    state, why = f"base: {_state(before)}" if is_fixed else _state(after), rebased(before, after, None)
+    verdict = REBASED if why else FIXED if is_fixed else BROKEN
+    return Finding(key, "", verdict, "; ".join(filter(None, (state, why))))
 
 
 def _gone(key: Key, before: CaseInfo | None, head: Side) -> Iterator[Finding]:

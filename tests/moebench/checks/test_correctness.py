@@ -18,6 +18,7 @@ from moebench.systems import deepspeed_gate
 from moebench.systems.deepspeed import DEEPSPEED
 from moebench.systems.hetumoe import HETUMOE, HetuLayer
 from moebench.systems.reference import REFERENCE, ReferenceLayer
+from moebench.systems.registry import get
 from moebench.workloads.conventions import COMMON
 from moebench.workloads.errors import InputError
 from moebench.workloads.gates import steps
@@ -359,6 +360,14 @@ def test_unsupported_conventions_are_no_failure():
     dropless = replace(COMMON, capacity_rule="unlimited")
     status = check_conventions(HETUMOE, SWITCH, "fp32", dropless)
     assert status == Status("unsupported", HETUMOE.supports(instance(SWITCH, "fp32", COMMON, 4).workload, dropless))
+
+
+def test_what_nothing_can_be_checked_of_is_unsupported():
+    """Experts shared by more ranks than a check has: no instance, and so no number; by all of them: one expert."""
+    status = check("tutel+r=8", SWITCH)
+    assert (status.status, "nothing of it can be checked on 4 ranks" in status.reason) == ("unsupported", True)
+    (one,) = instances(get("tutel+r=4"), SWITCH, "fp32", COMMON, 4, "relu")
+    assert one.workload.sharers(4) == 4
 
 
 def test_unknown_names_are_errors():

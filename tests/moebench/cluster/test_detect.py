@@ -48,6 +48,10 @@ def test_torchrun_inside_of_srun_is_torchrun():
         (SRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR must say where the ranks meet"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "3(x2),2"}, "every node must hold the same number"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "3"}, "every node must hold the same number"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0, as of a launcher, is no"),
+        (TORCHRUN | {"RANK": "-1"}, "RANK=-1, as of a launcher, is no whole number"),
+        (TORCHRUN | {"RANK": "8"}, "this is rank 8, of 8"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS=many"),
     ],
 )
 def test_an_environment_without_a_meaning_is_refused(changed, told):

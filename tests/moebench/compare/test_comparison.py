@@ -162,6 +162,8 @@ def test_a_case_that_lost_its_numbers_is_broken(run):
     assert found.exit_status() == 1
     assert verdicts(compare(head, base)) == {"status": "fixed"}
     assert compare(head, base).exit_status(strict=True) == 0
+    other = compare(run("c", bad, packages={"torch": "2.12.0"}), run("d", good, packages={"torch": "2.13.0"}))
+    assert verdicts(other) == {"status": "re-based"}  # who knows what fixed it
 
 
 def test_cases_of_one_side_only(run):
