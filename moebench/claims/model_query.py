@@ -15,6 +15,7 @@ from moebench.claims.model_amounts import AMOUNTS, SCOPE_KEYS, amounts, is_meant
 from moebench.claims.query import ENGINES, Condition, Obtained, Reading, drawn, no_number, nobody, reduced, speedups
 from moebench.claims.reported import BEST_OTHER, UNITS, Claim, compared_with, readings
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
+from moebench.claims.verdict import out_of_memory
 from moebench.results.rows import Row
 from moebench.workloads.figure_lists import tuned
 from moebench.workloads.suite import ModelExperiment, ModelReading, Suite
@@ -186,16 +187,17 @@ def _condition(
 def _finding(
     claim: Claim, reading: Reading, points: Sequence[Point], steps: Table, where: tuple[str, ...]
 ) -> tuple[Condition | None, int]:
-    """A word about several cases: whether a system runs out of memory; whether both passes beat either alone."""
+    """A word a draw about several cases: whether a system runs out of memory; whether both passes beat either alone."""
     if claim.value == OUT_OF_MEMORY:
         _check_numbers(steps, points, (claim.system,), may_lack=True)
         have = [p for p in points if (p, claim.system) in steps]
         rows = [row for p in have if (row := steps[p, claim.system]).status != "unsupported"]
         if not rows:
             return None, len(points)
-        seen = {row.status if row.status == OUT_OF_MEMORY else "fits" for row in rows}
-        word = seen.pop() if len(seen) == 1 else "mixed"
-        values = np.array([float(sum(row.status == OUT_OF_MEMORY for row in rows))])
+        draws = max(len(row.draws) for row in rows) or 1
+        out = np.isnan([drawn(row, draws) for row in rows])
+        words = np.select([out.all(axis=0), ~out.any(axis=0)], [OUT_OF_MEMORY, "fits"], "mixed").astype(object)
+        values, missing = out.sum(axis=0).astype(float), np.full(draws, "", dtype=object)
         cases = tuple(row.case for row in rows)
     elif claim.baseline == EITHER:
         listed = {reading.name: reading.baselines for reading in readings(claim.paper)}
@@ -204,40 +206,37 @@ def _finding(
         have = [p for p in points if all((p, s) in steps and steps[p, s].value for s in names)]
         if not have:
             return None, len(points)
-        word, values = _ablation(have, steps, names)
+        draws = max(len(steps[p, s].draws) for p in have for s in names) or 1
+        times = np.array([[drawn(steps[p, s], draws) for s in names] for p in have])  # [points, systems, draws]
+        each = [_ablation(have, times[..., draw]) for draw in range(draws)]
+        words = np.array([word or str(claim.value) for word, _ in each], dtype=object)
+        values, out = np.array([gain for _, gain in each]), np.isnan(times).any(axis=0)
+        missing = out_of_memory(out[0], out[1:].any(axis=0))
         cases = tuple(steps[p, s].case for p in have for s in names)
-        word = word or str(claim.value)
     else:
         raise CantAnswer(f"no query for the finding {claim.value!r} yet")
-    words = np.array([word], dtype=object)
-    missing = np.array([""], dtype=object)
     return Condition(reading, values, missing, where, words, cases=cases), len(points) - len(have)
 
 
-def _ablation(points: Sequence[Point], steps: Table, names: Sequence[str]) -> tuple[str, np.ndarray]:
+def _ablation(points: Sequence[Point], times_PS: np.ndarray) -> tuple[str, float]:
     """Empty where all that the paper says holds, else what does not; the mean speedup of both passes over none.
 
     Args:
-        names: the system, without moved weight gradients, without parts, without any pass.
+        times_PS: in one draw, by point, of the system, without moved weight gradients, without parts, without any pass.
     """
-    system, unmoved, whole, neither = names
-
-    def slower(point: Point, name: str) -> float:
-        return _value(steps[point, name]) / _value(steps[point, system])
-
-    gains = np.array([np.mean([slower(p, neither) for p in points])])
-    both = [min(slower(p, unmoved), slower(p, whole)) > 1 for p in points]
-    if not all(both):
-        return f"both better than either at {sum(both)} of {len(both)} cases", gains
+    slower_PS = times_PS / times_PS[:, :1]
+    gain, both = float(slower_PS[:, 3].mean()), slower_PS[:, 1:3].min(axis=1) > 1
+    if not both.all():
+        return f"both better than either at {both.sum()} of {len(both)} cases", gain
     by_place: dict[tuple[str, str], list[float]] = {}
-    for p in points:  # models in the suite's order, the deeper one last
-        by_place.setdefault((p.gate, p.topology), []).append(slower(p, unmoved))
+    for p, lost in zip(points, slower_PS[:, 1]):  # models in the suite's order, the deeper one last
+        by_place.setdefault((p.gate, p.topology), []).append(lost)
     compared = [lost for lost in by_place.values() if len(lost) > 1]
     if not compared:
-        return "both better than either; of one model only", gains
+        return "both better than either; of one model only", gain
     if not all(lost[-1] > lost[0] for lost in compared):
-        return "both better than either; the deeper model does not lose more without dW scheduling", gains
-    return "", gains
+        return "both better than either; the deeper model does not lose more without dW scheduling", gain
+    return "", gain
 
 
 def _check_numbers(steps: Table, points: Sequence[Point], names: Sequence[str], may_lack: bool) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from moebench.cases.plan import Filters, plan
@@ -118,6 +119,23 @@ def test_findings_are_words():
     assert (fits.verdict, fits.obtained) == (v.CONTRADICTED, "fits")
     out = judged("lancet-oom", by_system(lancet=1.0, raf=1.0, tutel=1.0, deepspeed="out-of-memory"))
     assert (out.verdict, out.obtained) == (v.REPRODUCED, "out-of-memory")  # the gate that it lacks says nothing
+
+
+def test_a_finding_is_one_of_every_draw():
+    """What holds on the nominal machine alone is no reproduction; nor does a baseline that fits there alone decide."""
+    base = {"lancet": (1.0, 1.0, 1.0), "lancet+parts=false": (1.1, 0.9, 1.1), "raf": (1.3, 1.3, 1.3)}
+
+    def draws_of(case):
+        return base.get(case.system) or ((1.2,) * 3 if case.workload.model == "gpt2-l-moe" else (1.1,) * 3)
+
+    own = [case for case in CASES if case.experiment == "ablation"]
+    rows = [row_of(case, "gpu", "step_time", "s", draws_of(case)[0], draws=draws_of(case)) for case in own]
+    found = score(CLAIMS["lancet-ablation"], SUITE, Evidence(rows))
+    assert (found.verdict, found.shares) == (v.DEPENDS, {v.CONTRADICTED: 0.5, v.REPRODUCED: 0.5})
+    assert found.obtained == CLAIMS["lancet-ablation"].value
+    gone = [case for case in CASES if case.experiment == "end-to-end"]
+    rows = [row_of(case, "gpu", "step_time", "s", 1.0, draws=(1.0, np.nan, np.nan)) for case in gone]
+    assert score(CLAIMS["lancet-oom"], SUITE, Evidence(rows)).shares == {v.REPRODUCED: 1.0}
 
 
 def test_half_of_the_cases_are_no_finding():
