@@ -182,9 +182,10 @@ PARTS: Mapping[str, Part] = {
         _GENERATION,
         {
             "moesys": "one operator a gate, rows moved to their experts' slots, experts as batched products",
-            "deepspeed": "masks of the gate as one-hot tensors, rows moved by products with them, experts in turn",
+            "deepspeed": "masks of the gate as one-hot tensors, rows moved by products with them, experts in turn; "
+            "attention=scores writes all scores of attention to memory",
         },
-        least_ranks=1, of_gpt=True,
+        options={"deepspeed": {"attention": Option("fused", words=("fused", "scores"))}}, least_ranks=1, of_gpt=True,
     ),
     "generation-offloaded": Part(
         "Text from prompts, experts dealt to the ranks and in host memory, some slots of them on the GPU",

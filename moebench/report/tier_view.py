@@ -6,7 +6,7 @@ from moebench.report.parts import Linked, Table, number, size
 from moebench.rows.parts import TIER
 
 WAYS = {
-    "storage": "drives", "host-to-device": "to the GPU", "device-to-host": "back", "host-update": "host memory",
+    "storage": "drives", "host-to-device": "to the GPU", "device-to-host": "back", "host-update": "memory",
 }  # fmt: skip
 TIERS = ("device", "host", "disk")
 
@@ -39,8 +39,8 @@ def _waits(own: pd.DataFrame, cases: list[str]) -> Table:
         for case in cases
     ]  # fmt: skip
     caption = (
-        "Seconds of a step: what the GPU waits for, and how long the drives, the links of the host and, in sums of "
-        "gradients and in updates, its memory work"
+        "Seconds of a step: what the GPU waits for, and how long the drives, the host's links and its memory (sums of "
+        "gradients, updates) work"
     )
     first = 0 if len({row[0] for row in rows}) > 1 else 1  # where all are of one point nobody needs it
     return Table(columns[first:], [row[first:] for row in rows], caption, frozenset(columns[2:]))

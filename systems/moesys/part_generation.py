@@ -49,7 +49,8 @@ def generation(setting: Setting) -> PartCall:
     else:
         model, copies = offloaded(shape, group, setting.device, setting.dtype, seed, offload)
     prompt, tokens = workload.size("prompt"), workload.size("generated")
-    generator = Generation(model, shape.batch_size, prompt + tokens - 1)
+    has_scores = parsed(workload.part, setting.system)[1].get("attention") == "scores"
+    generator = Generation(model, shape.batch_size, prompt + tokens - 1, has_scores)
     ids_BS = _prompt(setting, shape)
 
     def run() -> tuple[Tensor, Tensor]:

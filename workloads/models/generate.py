@@ -19,13 +19,16 @@ from moebench.workloads.models.moe import MoE
 class Generation:
     """A model that generates again and again, B sequences at a time.
 
+    Args:
+        has_scores: whether attention writes its scores and reads them again, as before FlashAttention.
+
     Attributes:
         kept: keys and values of each layer, [2, B, H, Z, D / H].
     """
 
-    def __init__(self, model: GPT2MoE, batch_size: int, positions: int) -> None:
+    def __init__(self, model: GPT2MoE, batch_size: int, positions: int, has_scores: bool = False) -> None:
         shape = model.shape
-        self.model, self.batch_size = model, batch_size
+        self.model, self.batch_size, self.has_scores = model, batch_size, has_scores
         sizes = (2, batch_size, shape.heads, positions, shape.d_model // shape.heads)
         self.kept = [torch.empty(sizes, device=self._like.device, dtype=self._like.dtype) for _ in range(shape.layers)]
 
@@ -69,5 +72,16 @@ class Generation:
         qkv_3BHSD = own.qkv(block.norm1(x_TD)).view(*rows, 3, heads, -1).permute(2, 0, 3, 1, 4)
         kept[:, :, :, first : first + positions] = qkv_3BHSD[1:]
         k, v = kept[:, :, :, : first + positions].unbind(0)
-        y_BHSD = attention(qkv_3BHSD[0], k, v)
+        y_BHSD = (_attention_with_scores if self.has_scores else attention)(qkv_3BHSD[0], k, v)
         return own.out(y_BHSD.transpose(1, 2).reshape(x_TD.shape))
+
+
+def _attention_with_scores(q_BHSD: Tensor, k_BHZD: Tensor, v_BHZD: Tensor) -> Tensor:
+    """Two products of a library around a softmax; the scale and the mask, of several queries, are in the first."""
+    (*heads, queries, size), keys = q_BHSD.shape, k_BHZD.shape[2]
+    q, k, v = (one.reshape(-1, *one.shape[2:]) for one in (q_BHSD, k_BHZD, v_BHZD))
+    mask_SZ = q.new_zeros(1, 1)
+    if queries > 1:
+        mask_SZ = q.new_full((queries, keys), float("-inf")).triu(1 + keys - queries)
+    scores = torch.baddbmm(mask_SZ, q, k.transpose(1, 2), alpha=size**-0.5)
+    return torch.bmm(scores.softmax(2), v).view(*heads, queries, size)

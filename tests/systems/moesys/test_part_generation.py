@@ -27,6 +27,7 @@ MODEL = "gpt2-moe+layers=5+d_model=16+heads=2+vocabulary=32+sequence=8"  # three
 SIZES = {"sequences": 2, "prompt": 4, "generated": 3, "top_k": 1, "capacity_percent": 100}
 WAYS = ["no-offload", "synchronous", *(f"moesys+slots={slots}" for slots in (1, 2, 3)), "moesys+slots=2+keep=1",
         "moesys+limit_mib=1", "chosen+slots=1", "chosen+slots=5", "chosen+limit_mib=1"]  # fmt: skip
+BOTH = ["moesys", "deepspeed", "deepspeed+attention=scores"]
 
 
 def part(system, name="generation-offloaded", device="cpu", model=MODEL, **sizes):
@@ -39,7 +40,7 @@ def part(system, name="generation-offloaded", device="cpu", model=MODEL, **sizes
 def test_every_way_gives_what_the_definition_gives(top_k):
     """The same tokens and logits wherever the experts lie and whoever's layers these are, call after call."""
     calls = [part(way, top_k=top_k) for way in (WAYS if top_k == 1 else WAYS[:4])]
-    calls += [part(system, "generation", top_k=top_k) for system in ("moesys", "deepspeed")]
+    calls += [part(system, "generation", top_k=top_k) for system in BOTH]
     wanted_BG, wanted_BV = calls[0].run()
     for call in calls:
         for _ in range(2):
