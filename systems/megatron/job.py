@@ -101,8 +101,9 @@ class MegatronJob:
         return MegatronJob(name, self.title, self.source, self.version, few)
 
     def settings(self, model: DecoderModel, node_ranks: int) -> tuple[str, ...]:
-        """Names with the options that are worth trying: tensor- and expert-parallel ranks, attention, recomputation,
-        micro-batches beside each other where that goes, then without attention's collectives in chunks."""
+        """Names with the options that are worth trying: tensor- and expert-parallel ranks, dispatcher, attention,
+        recomputation, micro-batches beside each other where that goes, then without attention's collectives in chunks.
+        """
         degrees = [int(n) for n in _DEGREES[1:]]
         most = min(model.shape.experts, max(degrees))
         is_old = self.version == "0.10"
@@ -111,7 +112,10 @@ class MegatronJob:
             for expert in (n for n in degrees if n <= most and (is_old or n % tensor == 0)):
                 shared = {"tensor": str(tensor), "expert": str(expert)}
                 found += [shared] if is_old or tensor == 1 else [shared, shared | {"chunks": "2"}]
-        if not is_old:
+        if is_old:
+            others = [one for one in DISPATCHERS if one != self.options.dispatcher]
+            found += [shared | {"dispatcher": one} for shared in found for one in others]
+        else:
             found += [{"expert": str(n), "attention": "ulysses"} for n in degrees if 1 < n <= most]
         kept = [{}, *({"recompute": one} for one in RECOMPUTE[self.version] if one != self.options.recompute)]
         tried = [options | more for options in found for more in kept]
