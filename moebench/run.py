@@ -8,7 +8,7 @@ import inspect
 import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,15 @@ from moebench.cases.case import Case
 from moebench.cases.plan import Filters, Machines, chosen_experiments, place_names, plan, quickened
 from moebench.environment import environment, usable_cores
 from moebench.results.rows import Row, with_finite_numbers, without_number
-from moebench.results.store import DISK_ERRORS, RunFolder, StorageError, default_folder, new_record, storage
+from moebench.results.store import (
+    DISK_ERRORS,
+    FolderTaken,
+    RunFolder,
+    StorageError,
+    default_folder,
+    new_record,
+    storage,
+)
 from moebench.spending import Spending
 from moebench.stopping import CannotGoOn, exit_status
 from moebench.workloads.errors import InputError
@@ -33,6 +41,7 @@ ENGINES = {
     "count": "moebench.gates.engine",
 }
 LEAST_FREE_BYTES = 1 << 20
+MOST_TRIES = 20  # for a folder that no other run takes first
 
 Engine = Callable[..., Generator[list[Row], None, None]]
 Check = Callable[..., Any]
@@ -124,8 +133,7 @@ def prepare(suite: Suite, filters: Filters, engine: str = "auto") -> Plan:
 
 def begin(ready: Plan, out: Path | None = None) -> Job:
     """Make the folder of a planned run."""
-    path = out or default_folder(ready.suite.name)
-    _refuse_full_disk(path)
+    _refuse_full_disk(out or default_folder(ready.suite.name))
     record = new_record(
         ready.suite,
         ready.filters,
@@ -134,7 +142,7 @@ def begin(ready: Plan, out: Path | None = None) -> Job:
         environment(seed=ready.suite.seed),
         len(ready.cases),
     )
-    folder = RunFolder.create(path, record)
+    folder = _new_folder(ready.suite.name, out, record)
     if ready.suite.reported is not None:
         from moebench.claims.reported import own_file
 
@@ -142,6 +150,14 @@ def begin(ready: Plan, out: Path | None = None) -> Job:
         if file is not None:
             folder.keep_reported(file)
     return Job(folder, ready.cases, ready.topologies)
+
+
+def _new_folder(suite: str, out: Path | None, record: dict[str, Any]) -> RunFolder:
+    """A folder of this run's own; where none was named, the next one if another run took the first."""
+    for _ in range(0 if out else MOST_TRIES):
+        with suppress(FolderTaken):
+            return RunFolder.create(default_folder(suite), record)
+    return RunFolder.create(out or default_folder(suite), record)
 
 
 def resume(path: Path) -> Job:

@@ -34,6 +34,10 @@ class StorageError(InputError):
     """The run folder can't be written; what was written before is whole."""
 
 
+class FolderTaken(InputError):
+    """There is something where a new run was to be."""
+
+
 def default_folder(suite: str, now: datetime | None = None) -> Path:
     """runs/<suite>-<local time>, not yet there."""
     stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
@@ -84,20 +88,26 @@ class RunFolder:
         """A new folder with its run.json; `record` comes from `new_record`.
 
         Raises:
-            StorageError: it can't be made. InputError: it holds something already.
+            StorageError: it can't be made. FolderTaken: it holds something, or another run began there just now.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             hint = f"; continue it with --resume {path}" if (path / RUN_FILE).exists() else ""
             if not path.is_dir():
-                raise InputError(f"{path}: is a file, and a run needs a folder; choose another with --out")
-            raise InputError(f"{path}: the output folder is not empty{hint}; choose another with --out")
+                raise FolderTaken(f"{path}: is a file, and a run needs a folder; choose another with --out")
+            raise FolderTaken(f"{path}: the output folder is not empty{hint}; choose another with --out")
         folder = cls(path, record)
-        made = [p for p in (path, *path.parents) if not p.exists()]
+        made, file, is_own = [p for p in (path, *path.parents) if not p.exists()], path / RUN_FILE, False
         with storage(path):
             try:
                 path.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+                is_own = True
                 folder.save()
+            except FileExistsError:
+                raise FolderTaken(f"{path}: another run began there just now; choose another with --out") from None
             except OSError:
+                if is_own:
+                    file.unlink(missing_ok=True)
                 _remove_empty(made)
                 raise
         return folder

@@ -3,12 +3,13 @@
 import errno
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from moebench.cases.plan import Filters
-from moebench.results.store import RunFolder, StorageError
+from moebench.results.store import FolderTaken, RunFolder, StorageError
 from moebench.run import begin, execute, prepare, resume
 from moebench.stopping import CannotGoOn
 from moebench.workloads.errors import InputError
@@ -27,6 +28,17 @@ def by_case(folder):
     for row in folder.rows():
         found.setdefault(row.case_hash, []).append(row)
     return found
+
+
+def test_runs_of_one_second_get_folders_of_their_own(in_folder, monkeypatch):
+    """Where another run takes the name first, the next one is tried; a folder that the user named is never another."""
+    taken, free = RunFolder.create(Path("a"), dict(start(Path("x")).folder.record)).path, Path("b")
+    names = iter([taken, taken, free])
+    monkeypatch.setattr("moebench.run.default_folder", lambda suite: next(names, free))
+    monkeypatch.setattr("moebench.run._refuse_full_disk", lambda path: None)
+    assert start(None).folder.path == free
+    with pytest.raises(FolderTaken):
+        start(taken)
 
 
 def test_every_case_gets_its_rows(fake, tmp_path):

@@ -4,12 +4,13 @@ import errno
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 from moebench.cases.plan import Filters
 from moebench.results import lines, store
-from moebench.results.store import RunFolder, StorageError, default_folder, new_record
+from moebench.results.store import RUN_FILE, FolderTaken, RunFolder, StorageError, default_folder, new_record
 from moebench.results.table import table
 from moebench.run import begin, prepare
 from moebench.workloads.errors import InputError
@@ -200,6 +201,21 @@ def test_default_folders_do_not_collide(in_folder):
     assert first.parent.name == "runs"
     assert first.name.startswith("hetu-")
     assert default_folder("hetu") != first
+
+
+def test_two_runs_that_begin_at_once_do_not_share_a_folder(job, tmp_path, monkeypatch):
+    """Both saw an empty folder: the one that comes second is refused, and changes nothing of the first."""
+    path, record = tmp_path / "new", dict(job.folder.record)
+
+    def begins_meanwhile(self, *arguments, own=Path.mkdir, **options):
+        own(self, *arguments, **options)
+        if not (path / RUN_FILE).exists():
+            (path / RUN_FILE).write_text("the first")
+
+    monkeypatch.setattr(Path, "mkdir", begins_meanwhile)
+    with pytest.raises(FolderTaken, match="another run began there just now"):
+        RunFolder.create(path, record)
+    assert (path / RUN_FILE).read_text() == "the first"
 
 
 def test_machines_of_one_name_but_other_numbers_both_survive(job):
