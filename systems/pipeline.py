@@ -3,16 +3,17 @@
 p stages (ranks of the pipeline), v model chunks of each, m micro-batches. Virtual stage k = chunk x p + stage; a
 micro-batch goes forward through k = 0 .. p v - 1 and backward through them in reverse. Nothing is run here: an order of
 work for every stage, and when each piece of it begins and ends. The cost of composing is p v m, whatever else a job
-replicates. Times may be arrays: the orders do not depend on them, so that all draws are composed at once.
+replicates. Times may be arrays: the orders do not depend on them, so that all draws are composed at once, and all
+stages that can work at the same time.
 
 Combined, a stage runs the forward of one micro-batch and the backward of another as one piece of work between filling
 and draining the pipeline, and one more forward comes before, so that neither needs the other (Megatron-LM's combined
 1F1B, `get_pp_rank_microbatches`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,16 +63,24 @@ class Timeline:
         time_s: from the first start to the last end.
         busy_s: of each stage, computing micro-batches.
         kept_bytes: the most that each stage keeps at once.
-        spans: of each stage, its pieces of work in order with start and end; two are in a piece that is combined.
+        orders: of each stage, its pieces of work; two works are in a piece that is combined.
         free_s: of each stage, the end of its last backward; ends_s: of what follows that too.
+        starts_s, stops_s: of each stage, of its pieces, one a row.
     """
 
     time_s: Seconds
     busy_s: tuple[Seconds, ...]
     kept_bytes: tuple[float, ...]
-    spans: tuple[tuple["Span", ...], ...]
+    orders: tuple[tuple[Piece, ...], ...]
     free_s: tuple[Seconds, ...]
     ends_s: tuple[Seconds, ...]
+    starts_s: tuple[Sequence[Seconds], ...]
+    stops_s: tuple[Sequence[Seconds], ...]
+
+    @property
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
+        """Of each stage, its pieces of work in order with start and end."""
+        return tuple(tuple(zip(*one)) for one in zip(self.orders, self.starts_s, self.stops_s))
 
     @property
     def bubble(self) -> Seconds:
@@ -161,127 +170,216 @@ def compose(
     Raises:
         ValueError: as `problem`; as many costs as virtual stages.
     """
-    orders = schedule(stages, microbatches, chunks, pairs is not None)
+    course = _course(stages, microbatches, chunks, pairs is not None)
     if len(costs) != stages * chunks:
         raise ValueError(f"{len(costs)} costs for stages = {stages} with chunks = {chunks} each")
-    progress = _Progress(costs, stages, microbatches, transfer_s, pairs or {}, shares)
-    places = [0] * stages
-    waiting = True
-    while waiting:
-        waiting, moved = False, False
+    is_drawn = isinstance(costs[0].forward_s + costs[0].backward_s + transfer_s, np.ndarray)
+    composed = _Composed(course, costs, transfer_s, pairs or {}, shares)
+    return composed.timeline() if is_drawn else _of_numbers(composed.timeline())
+
+
+@dataclass(frozen=True)
+class _Course:
+    """A schedule in an order that can run: level by level, the pieces of a level on different stages.
+
+    Pieces have numbers in this order; P, the number of pieces, is that of none, which has ended at 0.
+
+    Attributes:
+        orders: of each stage, its pieces; numbers: of each stage, theirs, in order.
+        levels: where they begin in the numbers, and P.
+        ahead, behind: [P] virtual stage of the forward in a piece, of the backward; -1 where there is none.
+        before: [P] the piece before it on its stage.
+        needed: [2, P] of both works of a piece, the one that it waits for.
+        is_moved: [2, P] whether that is on another virtual stage.
+        owns: [2, P] whether sums of a piece's own stage are under way when it waits; sends: of the needed one's stage.
+        openings, closings: pieces with a forward of the first micro-batch, with a backward of the last, in order.
+    """
+
+    orders: tuple[tuple[Piece, ...], ...]
+    numbers: tuple[np.ndarray, ...]
+    levels: tuple[int, ...]
+    ahead: np.ndarray
+    behind: np.ndarray
+    before: np.ndarray
+    needed: np.ndarray
+    is_moved: np.ndarray
+    owns: np.ndarray
+    sends: np.ndarray
+    openings: tuple[int, ...]
+    closings: tuple[int, ...]
+
+
+@lru_cache(maxsize=32)
+def _course(stages: int, microbatches: int, chunks: int, combined: bool) -> _Course:
+    """The schedule, and what of its run does not depend on times."""
+    orders = schedule(stages, microbatches, chunks, combined)
+    placed = _in_levels(orders, stages * chunks)
+    placed.sort(key=lambda one: one[0])
+    number_of = {one[1:]: number for number, one in enumerate(placed)}
+    numbers = tuple(
+        np.array([number_of[stage, place] for place in range(len(order))]) for stage, order in enumerate(orders)
+    )
+    count = len(placed)
+    at = {work: number_of[stage, place] for stage, order in enumerate(orders) for place, piece in enumerate(order)
+          for work in ((w.direction, w.microbatch, w.chunk * stages + stage) for w in piece)}  # fmt: skip
+    of = {name: np.full(count, -1) for name in ("ahead", "behind")}
+    before, needed = np.full(count, count), np.full((2, count), count)
+    is_moved, closes = np.zeros((2, count), dtype=bool), np.zeros(count + 1, dtype=bool)
+    openings, closings = [], []
+    for number, (_, stage, place) in enumerate(placed):
+        if place:
+            before[number] = numbers[stage][place - 1]
+        for slot, work in enumerate(orders[stage][place]):
+            virtual = work.chunk * stages + stage
+            of["ahead" if work.direction == FORWARD else "behind"][number] = virtual
+            source = _source(work, virtual, stages * chunks)
+            if source is not None:
+                needed[slot, number], is_moved[slot, number] = at[source], source[2] != virtual
+            if work.direction == FORWARD and work.microbatch == 0:
+                openings.append(number)
+            if work.direction == BACKWARD and work.microbatch == microbatches - 1:
+                closings.append(number)
+                closes[number] = True
+    # Sums of a stage are under way from its first last backward on.
+    after = np.zeros(count + 1, dtype=bool)
+    for own in numbers:
+        after[own] = np.logical_or.accumulate(closes[own])
+    owns, sends = is_moved & after[before], is_moved & after[needed]
+    levels = np.flatnonzero(np.diff([one[0] for one in placed], prepend=-1)).tolist()
+    return _Course(
+        tuple(map(tuple, orders)), numbers, (*levels, count), of["ahead"], of["behind"], before, needed, is_moved, owns,
+        sends, tuple(openings), tuple(closings),
+    )  # fmt: skip
+
+
+def _source(work: Work, virtual: int, count: int) -> tuple[str, int, int] | None:
+    """Direction, micro-batch and virtual stage of what a work waits for; None of the first forwards."""
+    if work.direction == FORWARD:
+        return (FORWARD, work.microbatch, virtual - 1) if virtual else None
+    return (BACKWARD, work.microbatch, virtual + 1) if virtual + 1 < count else (FORWARD, work.microbatch, virtual)
+
+
+def _in_levels(orders: Sequence[Sequence[Piece]], count: int) -> list[tuple[int, int, int]]:
+    """Level, stage and place of each piece: a level more than all that it waits for."""
+    stages = len(orders)
+    level_of: dict[tuple[str, int, int], int] = {}
+    found: list[tuple[int, int, int]] = []
+    places, last = [0] * stages, [-1] * stages
+    moved = True
+    while moved:
+        moved = False
         for stage, order in enumerate(orders):
             while places[stage] < len(order):
-                if not progress.does(stage, order[places[stage]]):
-                    waiting = True
+                works = [(work, work.chunk * stages + stage) for work in order[places[stage]]]
+                sources = [one for work, at in works if (one := _source(work, at, count)) is not None]
+                if not all(source in level_of for source in sources):
                     break
+                level = last[stage] = 1 + max([last[stage], *(level_of[source] for source in sources)])
+                level_of |= {(work.direction, work.microbatch, virtual): level for work, virtual in works}
+                found.append((level, stage, places[stage]))
                 places[stage] += 1
                 moved = True
-        if waiting and not moved:
-            raise RuntimeError("the schedule waits for itself")
-    return progress.timeline()
+    if len(found) < sum(map(len, orders)):
+        raise RuntimeError("the schedule waits for itself")
+    return found
 
 
-class _Progress:
-    """What has been done so far, and when."""
+class _Composed:
+    """A course with times, [N] each: when pieces start and stop."""
 
     def __init__(
         self,
+        course: _Course,
         costs: Sequence[StageCost],
-        stages: int,
-        microbatches: int,
         transfer_s: Seconds,
         pairs: Mapping[tuple[int, int], Seconds],
         shares: bool,
     ) -> None:
-        self.costs, self.stages, self.last, self.transfer_s = costs, stages, microbatches - 1, transfer_s
-        self.pairs, self.shares = pairs, shares
-        some = costs[0].forward_s + costs[0].backward_s + transfer_s
-        zero = np.zeros_like(some) if isinstance(some, np.ndarray) else 0.0
-        self.zero = zero
-        self.later: Callable[[Seconds, Seconds], Seconds] = np.maximum if isinstance(some, np.ndarray) else max
-        self.ends: dict[tuple[str, int, int], Seconds] = {}
-        self.sums: set[int] = set()  # stages whose sums are under way
-        self.beside: set[tuple[str, int, int]] = set()  # work that ended when they were
-        self.lost: list[Seconds] = [zero] * stages  # by the sums of a stage, to transfers
-        self.spans: list[list[Span]] = [[] for _ in range(stages)]
-        self.free: list[Seconds] = [zero] * stages
-        self.tails: list[Seconds] = [zero] * stages
+        self.course, self.costs, self.transfer_s, self.shares = course, costs, transfer_s, shares
+        lasts = _rows(*(cost.forward_s for cost in costs), *(cost.backward_s for cost in costs), *pairs.values())
+        moves_s = _rows(0.0, transfer_s, 2 * transfer_s, lasts[0])[:3]
+        lasting = self._kinds(list(pairs))
+        moving = np.where(course.is_moved, 1 + (shares & (course.owns | course.sends)), 0)
+        opening_s = {number: costs[course.ahead[number]].opening_s for number in course.openings}
+        opening_s = {number: time_s for number, time_s in opening_s.items() if time_s is not None}
+        slots = range(2 if pairs else 1)
+        self.starts_s = np.empty((len(lasting), lasts.shape[1]))
+        self.stops_s = np.zeros((len(lasting) + 1, lasts.shape[1]))
+        for begin, end in zip(course.levels, course.levels[1:]):
+            start_s = self.stops_s[course.before[begin:end]]
+            for slot in slots:
+                ready_s = self.stops_s[course.needed[slot, begin:end]] + moves_s[moving[slot, begin:end]]
+                np.maximum(start_s, ready_s, out=start_s)
+            self.starts_s[begin:end] = start_s
+            self.stops_s[begin:end] = start_s + lasts[lasting[begin:end]]
+            for number in opening_s.keys() & range(begin, end):
+                self.stops_s[number] = np.maximum(self.stops_s[number], opening_s[number])
 
-    def does(self, stage: int, piece: Piece) -> bool:
-        """The stage's next piece of work, if what it needs has come."""
-        virtual = [work.chunk * self.stages + stage for work in piece]
-        ready = [self._ready(work, at) for work, at in zip(piece, virtual)]
-        if any(one is None for one in ready):
-            return False
-        for work, at in zip(piece, virtual):
-            for place in self._sharing(work, at):
-                self.lost[place] = self.lost[place] + self.transfer_s
-        start = reduce(self.later, ready, self.free[stage])
-        end = start + self._duration(piece, virtual)
-        for work, at in zip(piece, virtual):
-            end = self._done(stage, work, self.costs[at], end)
-        for work, at in zip(piece, virtual):
-            self.ends[work.direction, work.microbatch, at] = end
-            if stage in self.sums:
-                self.beside.add((work.direction, work.microbatch, at))
-        self.free[stage] = end
-        self.spans[stage].append((piece, start, end))
-        return True
-
-    def _duration(self, piece: Piece, virtual: Sequence[int]) -> Seconds:
-        if len(piece) > 1:
-            return self.pairs[virtual[0], virtual[1]]
-        cost = self.costs[virtual[0]]
-        return cost.forward_s if piece[0].direction == FORWARD else cost.backward_s
-
-    def _done(self, stage: int, work: Work, cost: StageCost, end: Seconds) -> Seconds:
-        """When it ends, if it is the first or the last of its kind in the step."""
-        if work.direction == FORWARD and work.microbatch == 0 and cost.opening_s is not None:
-            return self.later(end, cost.opening_s)
-        if work.direction == BACKWARD and work.microbatch == self.last:
-            self._close(stage, end, cost)
-            self.sums.update([stage] if self.shares else [])
-        return end
-
-    def _close(self, stage: int, end: Seconds, cost: StageCost) -> None:
-        if cost.closing_s is None:
-            return
-        after = cost.closing_s - cost.backward_s
-        self.tails[stage] = self.later(end, self.tails[stage]) + after
-
-    def _ready(self, work: Work, virtual: int) -> Seconds | None:
-        """When what a piece of work needs has come; None while nobody knows."""
-        before = virtual - 1 if work.direction == FORWARD else virtual + 1
-        if before < 0:
-            return self.zero
-        if before == len(self.costs):
-            return self.ends.get((FORWARD, work.microbatch, virtual))
-        key = (work.direction, work.microbatch, before)
-        if key not in self.ends:
-            return None
-        return self.ends[key] + (2 if self._sharing(work, virtual) else 1) * self.transfer_s
-
-    def _sharing(self, work: Work, virtual: int) -> set[int]:
-        """Stages whose sums share the way of what a piece of work needs."""
-        before = virtual - 1 if work.direction == FORWARD else virtual + 1
-        if not 0 <= before < len(self.costs):
-            return set()
-        sender = {before % self.stages} if (work.direction, work.microbatch, before) in self.beside else set()
-        return sender | (self.sums & {virtual % self.stages})
+    def _kinds(self, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+        """[P] which of forwards, backwards and pairs, in this order, a piece is."""
+        ahead, behind, virtual = self.course.ahead, self.course.behind, len(self.costs)
+        table = np.full((virtual + 1, virtual + 1), -1)  # the last row and column are of none
+        table[:-1, -1] = np.arange(virtual)
+        table[-1, :-1] = virtual + np.arange(virtual)
+        for place, pair in enumerate(pairs):
+            table[pair] = 2 * virtual + place
+        return table[ahead, behind]
 
     def timeline(self) -> Timeline:
-        """Everything is done."""
-        busy, most, ends = [], [], []
-        for stage, done in enumerate(self.spans):
-            held = peak = 0.0
-            for piece, _, _ in done:
-                # Of a pair, one grows layer by layer as the other goes.
-                for work in reversed(piece):
-                    kept = self.costs[work.chunk * self.stages + stage].kept_bytes
-                    held += kept if work.direction == FORWARD else -kept
-                peak = max(peak, held)
-            busy.append(sum((end - start for _, start, end in done), self.zero))
-            most.append(peak)
-            ends.append(self.later(self.free[stage], self.tails[stage] + self.lost[stage]))
-        time_s = reduce(self.later, ends, self.zero)
-        return Timeline(time_s, tuple(busy), tuple(most), tuple(map(tuple, self.spans)), tuple(self.free), tuple(ends))
+        """What they make of a step."""
+        course = self.course
+        starts_s, stops_s = ([of[own] for own in course.numbers] for of in (self.starts_s, self.stops_s))
+        free_s = [one[-1] for one in stops_s]
+        tails_s, lost_s = self._tails(), self._lost()
+        ends_s = [np.maximum(free, tail + lost) for free, tail, lost in zip(free_s, tails_s, lost_s)]
+        busy_s = [(stop - start).sum(axis=0) for start, stop in zip(starts_s, stops_s)]
+        # Of a pair, one grows layer by layer as the other goes.
+        kept = np.array([*(cost.kept_bytes for cost in self.costs), 0.0])
+        grown = kept[course.ahead] - kept[course.behind]
+        most = [float(grown[own].cumsum().max(initial=0.0)) for own in course.numbers]
+        return Timeline(
+            reduce(np.maximum, ends_s), tuple(busy_s), tuple(most), course.orders, tuple(free_s), tuple(ends_s),
+            tuple(starts_s), tuple(stops_s),
+        )  # fmt: skip
+
+    def _tails(self) -> list[np.ndarray]:
+        """Of each stage, the end of what follows its last backwards, one after the other."""
+        tails = [np.zeros(self.stops_s.shape[1]) for _ in self.course.orders]
+        for number in self.course.closings:
+            virtual = self.course.behind[number]
+            cost, stage = self.costs[virtual], virtual % len(tails)
+            if cost.closing_s is not None:
+                tails[stage] = np.maximum(self.stops_s[number], tails[stage]) + (cost.closing_s - cost.backward_s)
+        return tails
+
+    def _lost(self) -> list[np.ndarray]:
+        """By the sums of each stage, to transfers."""
+        course = self.course
+        lost = [np.zeros(self.stops_s.shape[1]) for _ in course.orders]
+        if not self.shares:
+            return lost
+        stage_of = np.empty(len(course.before) + 1, dtype=np.intp)
+        for stage, own in enumerate(course.numbers):
+            stage_of[own] = stage
+        here, there = np.broadcast_to(stage_of[:-1], course.needed.shape), stage_of[course.needed]
+        for stage in [*here[course.owns], *there[course.sends & ~(course.owns & (here == there))]]:
+            lost[stage] = lost[stage] + self.transfer_s
+        return lost
+
+
+def _rows(*values: Seconds) -> np.ndarray:
+    """Numbers and arrays [N] as rows of one array."""
+    return np.stack(np.broadcast_arrays(*map(np.atleast_1d, values)))
+
+
+def _of_numbers(timeline: Timeline) -> Timeline:
+    """Of times that are numbers."""
+
+    def plain(values: Sequence[Any]) -> tuple[float, ...]:
+        return tuple(float(np.ravel(value)[0]) for value in values)
+
+    return Timeline(
+        plain([timeline.time_s])[0], plain(timeline.busy_s), timeline.kept_bytes, timeline.orders,
+        plain(timeline.free_s), plain(timeline.ends_s), tuple(map(plain, timeline.starts_s)),
+        tuple(map(plain, timeline.stops_s)),
+    )  # fmt: skip

@@ -268,5 +268,5 @@ def _pairs(setting: Setting) -> list[tuple[Ends, Ends]]:
         return []
     places = _ends(setting.layout)
     kinds = list(dict.fromkeys(places))
-    found = pairs_of(setting.layout, setting.spread, [kinds.index(ends) for ends in places])
+    found = pairs_of(setting.layout, setting.spread, tuple(kinds.index(ends) for ends in places))
     return [(kinds[ahead], kinds[behind]) for ahead, behind in found]

@@ -100,7 +100,7 @@ class JobTime:
         """
         counts: Counter[tuple[str, tuple[int, ...]]] = Counter()
         last = self.trace.spread.microbatches - 1
-        for piece, _, _ in self.timeline.spans[self.slowest]:
+        for piece in self.timeline.orders[self.slowest]:
             name, end, at = (FORWARD, OPENING, 0) if piece[0].direction == FORWARD_WORK else (BACKWARD, CLOSING, last)
             if len(piece) > 1:
                 name = COMBINED
@@ -130,8 +130,9 @@ class JobTime:
         busy_s, free_s, end_s = (
             of[at] for of in (self.timeline.busy_s, self.timeline.free_s, self.timeline.ends_s)
         )
+        work = self.work()
         steady = {
-            what: sum(count * getattr(part, what) for part, count in self.work())
+            what: sum(count * getattr(part, what) for part, count in work)
             for what in ("time_s", "products_s", "exposed_s")
         }
         synced_s = np.clip(sum(one.at_the_end("exposed_s") for one in own), 0.0, end_s - free_s)

@@ -140,7 +140,8 @@ def traced(case: Case, topology: Topology) -> JobTrace:
     return JobTrace(spread, stages, roles, pairs)
 
 
-def pairs_of(layout: JobLayout, spread: Spread, roles: Sequence[int]) -> list[tuple[int, int]]:
+@lru_cache(maxsize=64)
+def pairs_of(layout: JobLayout, spread: Spread, roles: tuple[int, ...]) -> list[tuple[int, int]]:
     """Which kinds of stages a combined schedule has beside each other."""
     found = {
         tuple(roles[work.chunk * layout.stages + stage] for work in piece)
@@ -163,19 +164,45 @@ def _joined(steady: StageTrace, ends: StageTrace) -> StageTrace:
 @lru_cache(maxsize=64)
 def _stage(name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool, bool], is_end: bool) -> StageTrace:
     """The parts of a stage in the midst of a step, or at its ends."""
-    system = get(name)
+    spread = get(name).spread(layout)
+    assert isinstance(spread, Spread)
+    # With more replicas sums and updates have other sizes, for all ranks of a stage alike.
+    replicas = min(spread.replicas, 2)
+    few = replace(
+        layout,
+        world=layout.world // spread.replicas * replicas,
+        global_batch=layout.global_batch // spread.replicas * replicas,
+    )
+    is_one = _are_alike(name, workload, few, ends, is_end)
+    layers = workload.decoder.layers // (layout.stages * layout.chunks)
+    places = range(1 if is_one else spread.ranks)
+    seen = {place: _rank(name, workload, layout, ends, is_end, place, layers) for place in places}
+    return _together(seen, spread.ranks, layout.world)
+
+
+@lru_cache(maxsize=64)
+def _are_alike(name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool, bool], is_end: bool) -> bool:
+    """Whether a stage's first and last rank run the same, which differ most; seen on one layer."""
+    spread = get(name).spread(layout)
+    assert isinstance(spread, Spread)
+    places = dict.fromkeys((0, spread.ranks - 1))
+    return len({_alike(_rank(name, workload, layout, ends, is_end, place, 1).ops) for place in places}) == 1
+
+
+@lru_cache(maxsize=4)
+def _rank(
+    name: str, workload: JobWorkload, layout: JobLayout, ends: tuple[bool, bool], is_end: bool, place: int, layers: int
+) -> "Seen":
+    """One rank of a stage of so many layers."""
+    system, before = get(name), outstanding()
     spread = system.spread(layout)
     assert isinstance(spread, Spread)
-    before = outstanding()
     try:
-        one = RankTracer(system, workload, layout, spread, ends, is_end)
-        ends_of = {_alike(one(place, layers=1).ops) for place in (0, spread.ranks - 1)}  # which differ most
-        seen = {place: one(place) for place in range(1 if len(ends_of) == 1 else spread.ranks)}
+        return RankTracer(system, workload, layout, spread, ends, is_end)(place, layers)
     except UnansweredRead as error:
         raise Unsupported(str(error)) from error
     finally:
         forget_described(before)
-    return _together(seen, spread.ranks, layout.world)
 
 
 @lru_cache(maxsize=64)
@@ -315,24 +342,21 @@ def _recorded(stage: JobStage, data: Data, is_end: bool) -> _Recorded:
     held = [*stage.parameters, *stage.gradients, *stage.states]
     given = [one for one in (x, labels, gradient) if one is not None]
     recorder = Recorder([*held, *given])
-    ends = [0]
     with recorder:
         out = stage.forward(x, labels)
         output_bytes = 0 if labels is not None else out[0].nbytes
         kept = recorder.live_bytes - recorder.persistent_bytes - output_bytes + x.nbytes
-        ends.append(len(recorder.ops))
+        forward = recorder.cut()
         stage.backward(out, gradient, is_end)
         if is_end:
             stage.update()
-        ends.append(len(recorder.ops))
+        backward = recorder.cut()
         if is_end:
             del out
             if x.grad is not None:
                 x.grad = None
             stage.forward(x, labels, is_first=True)
-    ends.append(len(recorder.ops))
-    wanted = {CLOSING: 1, OPENING: 2} if is_end else {FORWARD: 0, BACKWARD: 1}
-    parts = {name: _from(recorder.ops[ends[at] : ends[at + 1]], ends[at]) for name, at in wanted.items()}
+    parts = {CLOSING: backward, OPENING: recorder.cut()} if is_end else {FORWARD: forward, BACKWARD: backward}
     transient = recorder.peak_bytes - sum(one.nbytes for one in held) - kept
     return _Recorded(parts, kept, max(0, transient), output_bytes)
 
@@ -347,18 +371,9 @@ def _recorded_pair(
     recorder = Recorder([*held, *given])
     with recorder:
         before = behind.forward(x_behind, labels_behind)
-        begin = len(recorder.ops)
+        recorder.cut()
         ahead.forward_beside_backward(x, labels, behind, before, gradient)
-    return _from(recorder.ops[begin:], begin), recorder.peak_bytes - sum(one.nbytes for one in held)
-
-
-def _from(ops: Sequence[Op], begin: int) -> tuple[Op, ...]:
-    """A stretch of a program as one of its own: nothing in it waits for what came before."""
-    if not begin:
-        return tuple(ops)
-    return tuple(
-        replace(op, index=op.index - begin, waits_on=tuple(start - begin for start in op.waits_on)) for op in ops
-    )
+    return recorder.cut(), recorder.peak_bytes - sum(one.nbytes for one in held)
 
 
 def _covered(place: int, count: int, ranks: int, world: int) -> range:

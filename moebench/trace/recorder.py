@@ -39,7 +39,7 @@ class Recorder:
         persistent: tensors that live before the step (parameters, inputs); others enter when an operator reads them.
 
     Attributes:
-        ops: in issue order.
+        ops: in issue order, since the last `cut`.
     """
 
     def __init__(self, persistent: Iterable[Tensor] = ()) -> None:
@@ -74,6 +74,12 @@ class Recorder:
         """What was recorded, as the program of `rank`."""
         stands_for = range(rank, rank + 1) if stands_for is None else stands_for
         return Program(tuple(self.ops), rank, world, stands_for, self.persistent_bytes, self.peak_bytes, notes)
+
+    def cut(self) -> tuple[Op, ...]:
+        """The operators so far, as a stretch of their own: the next one is the first again, and can't wait for them."""
+        ops, self.ops = tuple(self.ops), []
+        self._starts.clear()
+        return ops
 
     def __enter__(self) -> "Recorder":
         self._stack.enter_context(notifying(self._on_host_read, self))
