@@ -9,7 +9,7 @@ from moebench.claims.query import Obtained, StepTimes
 from moebench.claims.reported import Claim
 from moebench.claims.scope import experiment_of
 from moebench.results.rows import CPU_BOUND, SUBJECTS, SUPPORTED, Row
-from moebench.results.store import RunFolder
+from moebench.results.store import RunFolder, State
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
@@ -21,7 +21,7 @@ METRICS = (
     *("prediction_error", "optimisation_time", "best_partition_count"),
 )
 
-_READ: "WeakKeyDictionary[RunFolder, tuple[tuple[int, int] | None, Evidence]]" = WeakKeyDictionary()
+_READ: "WeakKeyDictionary[RunFolder, tuple[State, Evidence]]" = WeakKeyDictionary()
 
 
 class Evidence:
@@ -37,9 +37,7 @@ class Evidence:
     @classmethod
     def of(cls, folder: RunFolder) -> "Evidence":
         """What a run folder holds; read once as long as its rows stay the same."""
-        found = folder.results.stat() if folder.results.exists() else None
-        state = found and (found.st_mtime_ns, found.st_size)
-        known = _READ.get(folder)
+        known, state = _READ.get(folder), folder.state
         if known is None or known[0] != state:
             known = _READ[folder] = state, cls(folder.rows(*METRICS, with_samples=False), folder.topologies)
         return known[1]

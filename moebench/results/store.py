@@ -76,12 +76,16 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+State = tuple[int, int] | None
+
+
 class RunFolder:
     """One run on disk. `create` starts one, `open` finds one; `writing` gives the only way to add rows."""
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
         self.path = path
         self.record = record
+        self._own: tuple[State, list[Row]] = None, []  # all rows of the file, if they were appended here
 
     @classmethod
     def create(cls, path: Path, record: dict[str, Any]) -> "RunFolder":
@@ -174,6 +178,14 @@ class RunFolder:
         return self.path / RESULTS_FILE
 
     @property
+    def state(self) -> State:
+        """Changes with the file of rows: when it was written last, and its size; None where there is none."""
+        if not self.results.exists():
+            return None
+        found = self.results.stat()
+        return found.st_mtime_ns, found.st_size
+
+    @property
     def traces(self) -> Path:
         """Where the recorded programs of the run lie."""
         return self.path / TRACES_FOLDER
@@ -206,7 +218,12 @@ class RunFolder:
         Raises:
             InputError: a line is not a row; the text names it.
         """
-        return [lines.decode(item) for _, item in lines.objects(self.results, metrics, with_samples)]
+        state, own = self._own
+        if state is None or state != self.state:
+            return [lines.decode(item) for _, item in lines.objects(self.results, metrics, with_samples)]
+        return [
+            row for row in own if (not metrics or row.metric in metrics) and (with_samples or row.sample is None)
+        ]
 
     def done(self) -> set[str]:
         """Hashes of the cases that have their rows."""
@@ -233,9 +250,14 @@ class RunFolder:
                 if whole and data[whole - 1 : whole] != b"\n":  # an editor took the last one away
                     _append(descriptor, b"\n")
 
+            known: list[Row] | None = None if whole else []
+
             def append(rows: Sequence[Row]) -> None:
                 with storage(self.path):
                     _append(descriptor, lines.encode(rows))
+                if known is not None:
+                    known.extend(rows)
+                    self._own = self.state, known
 
             yield append
             with storage(self.path):

@@ -1,12 +1,11 @@
 """Result rows as a pandas frame: one row a value, one column a field of Row."""
 
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moebench.results import lines
 from moebench.results.rows import Row
 from moebench.results.store import RunFolder
 
@@ -38,27 +37,20 @@ _INTEGERS = ("sample", "batch_size", "tokens", "experts", "top_k", "d_model", "d
 
 def table(folder: RunFolder, *metrics: str, with_samples: bool = True) -> "pd.DataFrame":
     """The rows of a run's whole cases; of the given metrics, or all. `draws` holds arrays, NaN where out of memory."""
-    return _frame(item for _, item in lines.objects(folder.results, metrics, with_samples))
+    return table_of(folder.rows(*metrics, with_samples=with_samples))
 
 
 def table_of(rows: Iterable[Row]) -> "pd.DataFrame":
     """Rows in memory, as the same frame."""
-    return _frame(vars(row) for row in rows)
-
-
-def _frame(items: Iterable[dict[str, Any]]) -> "pd.DataFrame":
     import pandas as pd
 
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(Row)}
-    defaults = {name: None if default is MISSING else default for name, default in defaults.items()}
     texts: dict[str, str] = {}  # the same few come again in every row, and each row brings its own copies
-    for item in items:
-        for name, column in columns.items():
-            value = item.get(name, defaults[name])
-            column.append(texts.setdefault(value, value) if type(value) is str else value)
-    columns["draws"] = [np.array([np.nan if v is None else v for v in draws]) for draws in columns["draws"]]
-    columns["unit"] = [unit or "" for unit in columns["unit"]]
+    items = [vars(row) for row in rows]
+    columns: dict[str, list[Any]] = {
+        name: [texts.setdefault(value, value) if type(value) is str else value for value in (i[name] for i in items)]
+        for name in COLUMNS
+    }
+    columns["draws"] = [np.array(draws) for draws in columns["draws"]]
     frame = pd.DataFrame(columns)
     for name in ("value", "low", "high"):
         frame[name] = frame[name].astype("float64")

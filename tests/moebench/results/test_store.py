@@ -43,6 +43,23 @@ def test_a_run_reads_back_as_it_was_written(job):
     assert [row.metric for row in again.rows("launches")] == ["launches", "launches"]
 
 
+def test_who_wrote_all_rows_knows_them_without_the_file(job, monkeypatch):
+    """The same rows, of the same metrics, as a reader finds; a file that somebody else changed is read."""
+    with job.folder.writing() as append:
+        append(rows(job, 0))
+        append(rows(job, 1))
+    read, read_launches = (RunFolder.open(job.folder.path).rows(*metrics) for metrics in ((), ("launches",)))
+    with monkeypatch.context() as patch:
+        patch.setattr(lines, "objects", lambda *_, **__: pytest.fail("the file was read"))
+        assert (job.folder.rows(), job.folder.rows("launches")) == (read, read_launches)
+    with RunFolder.open(job.folder.path).writing() as append:
+        append(rows(job, 2))
+    assert job.folder.rows() == [*read, *rows(job, 2)]
+    with job.folder.writing() as append:
+        append(rows(job, 3))
+    assert job.folder.rows() == [*read, *rows(job, 2), *rows(job, 3)]
+
+
 def test_a_draw_out_of_memory_is_null_on_disk(job):
     """JSON has no NaN: such draws are null there and NaN again when read."""
     case = job.cases[0]
@@ -85,7 +102,7 @@ def test_a_broken_line_in_the_middle_is_an_error_with_its_number(job):
         job.folder.rows()
     job.folder.results.write_text(good.replace('"metric"', '"metrik"'))
     with pytest.raises(InputError, match=r"results\.jsonl, line 1: unknown key 'metrik'"):
-        job.folder.rows()
+        RunFolder.open(job.folder.path).rows()
 
 
 def test_an_unknown_schema_is_refused(job):
