@@ -60,9 +60,9 @@ def amounts(
     draws = max((len(row.draws) for row in used), default=1) or 1
     each = [[drawn(row, draws) for row in own] for own in rows]
     values = np.array([_value(claim, point, own) for point, own in zip(have, each)]).reshape(len(have), draws)
-    out = np.isnan(each).reshape(len(have), 2 if claim.metric == GAIN else 1, draws)  # by side
+    out: np.ndarray = np.isnan(each).reshape(len(have), 2 if claim.metric == GAIN else 1, draws)  # by side
     if claim.metric == GAIN and have:  # in general: over all sizes
-        values, out = values.mean(axis=0, keepdims=True), out.any(axis=0, keepdims=True)
+        values, out = values.mean(axis=0, keepdims=True), np.any(out, axis=0)[None]
     return values / UNITS[claim.unit][1], out_of_memory(*out.swapaxes(0, 1)), used, have
 
 

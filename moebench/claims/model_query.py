@@ -143,14 +143,15 @@ def _condition(
     rivals = _rivals(claim, systems) if metric in (SPEEDUP, REDUCTION) else []
     _check_numbers(steps, points, (own,), may_lack=False)
     _check_numbers(steps, points, rivals, may_lack=True)
+    used: list[Row | None]
     if metric == SPEEDUP:
         names = [own, *rivals]
         found = {p: [row for name in names if (row := _best(steps, p, name, systems)) is not None] for p in points}
         have = [p for p in points if len(found[p]) == len(names)]
         best = [[found[p][place] for p in have] for place in range(len(names))]
-        used = [row for own_rows in best for row in own_rows]
-        if reason := nobody(used[len(have) :]):
+        if reason := nobody([row for own_rows in best[1:] for row in own_rows]):
             raise CantAnswer(reason)
+        used = [row for own_rows in best for row in own_rows]
         times = _drawn(best)
         values, missing = speedups(times[0], times[1:])
         missing[[bool(nobody(found[p][1:])) for p in have]] = ""  # of which nothing ran out of memory
