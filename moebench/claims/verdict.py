@@ -58,6 +58,8 @@ def word_of(claim: Claim, ours: float | str) -> str:
         return REPRODUCED
     if isinstance(claim.value, str) or isinstance(ours, str) or claim.kind in (EXACT, ABSOLUTE):
         return CONTRADICTED
+    if claim.relation == "at-most":  # it says how small something is: more of the same contradicts it
+        return CONTRADICTED
     neutral = 1.0 if claim.kind == RATIO else 0.0
     same_winner = (ours - neutral) * (claim.value - neutral) > 0
     return DIRECTION_ONLY if same_winner else CONTRADICTED

@@ -11,7 +11,7 @@ from moebench.claims.reported import BEST_OTHER, Claim
 DEFINITIONS: Mapping[str, str] = {
     v.REPRODUCED: f"within {100 * v.TOLERANCE:.0f} % of what was reported; a bound holds",
     v.DIRECTION_ONLY: "the same winner, by another factor",
-    v.CONTRADICTED: "the other winner, an absolute number that is further off, or a bound that does not hold",
+    v.CONTRADICTED: "the other winner, an absolute number that is further off, or an upper bound that does not hold",
     v.CALIBRATED: "a parameter was fitted to the claim's own data, so that agreeing proves nothing",
     v.DEPENDS: f"fewer than {100 * v.AGREEMENT:.0f} % of the draws agree",
     v.NOT_RUN: "the run does not answer it",

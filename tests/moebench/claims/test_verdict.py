@@ -112,6 +112,8 @@ def test_absolute_errors_are_relative(theirs, ours, scale):
         (0.32, "share", "equal", 0.45, v.CONTRADICTED),  # a utilisation: nobody wins
         (20, "minutes", "at-most", 3, v.REPRODUCED),
         (20, "minutes", "at-most", 25, v.CONTRADICTED),
+        (0.03, "fraction", "at-most", 0.1, v.CONTRADICTED),
+        (1.2, "ratio", "at-most", 1.5, v.CONTRADICTED),
         (4.19, "s", "equal", 4.5, v.REPRODUCED),
         (4.19, "s", "equal", 5.5, v.CONTRADICTED),
         (8, "count", "equal", 8, v.REPRODUCED),
