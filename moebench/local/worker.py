@@ -71,19 +71,18 @@ def _measure_point(point: Sequence[Case], clock: Clock, request: Request, send: 
                 step = build_step(case, device)
                 warm = warm_up(lambda run=step.run: clock.time_s(run, HOT)[0])  # type: ignore[misc]
         except Exception as error:
-            status, reason = failure_of(error)
-            send(case=case.hash, status=status, reason=reason)
+            _tell(case, error, send)
             continue
         send(case=case.hash, warm_up_steps=warm.steps, settled=warm.settled)
         cases.append(case)
         steps.append(step)
     gc.collect()
     gc.freeze()  # what lives now is not searched again before every sample
-    _time_blocks(cases, steps, clock, request, send)
+    lost = _time_blocks(cases, steps, clock, request, send)
     gc.unfreeze()
     if request.detail:
         for case, step in zip(cases, steps):
-            if step.counted is not None or step.is_recordable:
+            if case not in lost and (step.counted is not None or step.is_recordable):
                 send(case=case.hash, detail=_detail(step))
 
 
@@ -102,15 +101,31 @@ def _ending(longest_s: float | None) -> Iterator[None]:
 
 def _time_blocks(
     cases: Sequence[Case], steps: Sequence["Step"], clock: Clock, request: Request, send: Callable[..., None]
-) -> None:
+) -> list[Case]:
+    """Time the cases; returns those that failed meanwhile, beside which the others go on."""
+    lost: list[Case] = []
     random = np.random.default_rng((request.process, len(cases)))
     retakes = [request.blocks] * len(cases)  # of throttled samples: a GPU that stays hot must not hold up the run
     for block in range(request.blocks):
         for place, chosen in enumerate(balanced_order(len(cases), random)):
-            where = {"case": cases[chosen].hash, "block": block, "place": place}
-            while _take(steps[chosen], cases[chosen].workload.issued_ahead, clock, send, where) and retakes[chosen]:
-                retakes[chosen] -= 1
+            case, step = cases[chosen], steps[chosen]
+            if case in lost:
+                continue
+            where = {"case": case.hash, "block": block, "place": place}
+            try:
+                while _take(step, case.workload.issued_ahead, clock, send, where) and retakes[chosen]:
+                    retakes[chosen] -= 1
+            except Exception as error:
+                _tell(case, error, send)
+                lost.append(case)
         send(block_done=block)
+    return lost
+
+
+def _tell(case: Case, error: Exception, send: Callable[..., None]) -> None:
+    """Say why a case has no number."""
+    status, reason = failure_of(error)
+    send(case=case.hash, status=status, reason=reason)
 
 
 def _take(step: "Step", ahead: bool, clock: Clock, send: Callable[..., None], where: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from moebench.compare.read import read_side
 from moebench.local import worker
 from moebench.local.engine import Measured
 from moebench.local.rows import rows_of_case
+from moebench.local.step import Step
 from moebench.local.throttle import is_throttled, judged
 from tests.moebench.compare.support import noisy, sample_rows, write_run
 from tests.moebench.local.test_engine import THIS, case
@@ -38,7 +39,7 @@ def times(clock, blocks=4):
     """The messages of one process."""
     sent = []
     request = SimpleNamespace(process=0, blocks=blocks)
-    step = SimpleNamespace(run=lambda: None)
+    step = Step(lambda: None, ())
     worker._time_blocks([case()], [step], clock, request, lambda **message: sent.append(message))
     return [message for message in sent if "time_s" in message]
 
