@@ -13,7 +13,7 @@ import numpy as np
 from moebench.cases.case import Case
 from moebench.cases.jobs import is_papers, ranks_of, workload_of
 from moebench.claims.evidence import Evidence
-from moebench.claims.query import ENGINES, Condition, Obtained, drawn, no_number, reduced
+from moebench.claims.query import ENGINES, Condition, Obtained, deciding_first, drawn, no_number, reduced
 from moebench.claims.reported import UNITS, Claim
 from moebench.claims.scope import CantAnswer, experiment_of, is_everything, is_size, named
 from moebench.claims.verdict import out_of_memory
@@ -240,16 +240,18 @@ def _condition(
     table.used.clear()
     table.instead = reading.instead
     draws = max((len(row.draws) for row in table.rows.values()), default=1) or 1
-    found, missing = [], []
+    have, found, missing = [], [], []
     for point in points:
         pair = _of_point(claim, experiment, point, points, table, draws)
         if pair is not None:
+            have.append(point)
             found.append(pair[0])
             missing.append(pair[1])
     if not found:
         return None, len(points)
+    deciding = deciding_first(claim, np.array(found)[:, 0])
     values, why = reduced(claim, np.array(found), np.array(missing, dtype=object))
-    topologies = tuple(dict.fromkeys(point.topology for point in points))
+    topologies = tuple(dict.fromkeys(have[place].topology for place in deciding))
     cases = tuple(dict.fromkeys(table.used))
     return Condition(reading, values, why, topologies, cases=cases), len(points) - len(found)
 

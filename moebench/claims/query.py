@@ -61,7 +61,7 @@ class Condition:
     Attributes:
         values: by draw, in the claim's unit, index 0 the nominal machine; NaN where there is none.
         missing: by draw, why there is no value: one of verdict.OUT_OF_MEMORY.
-        topologies: of its points.
+        topologies: of its points; of a largest or smallest value that one first which it is of.
         words: of a finding, its word by draw; `values` is then what it is about, the mean speedup over its points.
         decider: who decides a smallest or largest speedup among several baselines, where that is asked for.
         cases: names of the cases whose rows the values come from; of a largest or smallest one its own first.
@@ -245,14 +245,14 @@ def _condition(
             who = decider(ours[:, 0], theirs[:, :, 0], its_points, baselines, reduction(claim))
             lacked = [all(rows[p, s].status == "unsupported" for s in baselines) for p in its_points]
             missing[lacked] = ""  # nobody has such a layer: nothing ran out of memory
-    deciding = [its_points[place] for place in _deciding_first(claim, values[:, 0])]
+    deciding = [its_points[place] for place in deciding_first(claim, values[:, 0])]
     values, missing = reduced(claim, values, missing)
-    topologies = tuple(dict.fromkeys(p.topology for p in its_points))
+    topologies = tuple(dict.fromkeys(p.topology for p in deciding))
     cases = tuple(rows[p, s].case for p in deciding for s in sides.systems)
     return Condition(assumption, values, missing, topologies, decider=who, cases=cases)
 
 
-def _deciding_first(claim: Claim, nominal: np.ndarray) -> Sequence[int]:
+def deciding_first(claim: Claim, nominal: np.ndarray) -> Sequence[int]:
     """Places of the points: of a largest or smallest value that one first which it is of."""
     signs = {"max": -1.0, "min": 1.0}
     how = reduction(claim)

@@ -191,10 +191,12 @@ class _Draws:
 
 
 def _parameters(folder: RunFolder) -> Any:
+    """Every parameter of some topologies, in the first one that has it."""
+
     def of(names: tuple[str, ...]) -> dict[str, Parameter]:
         found: dict[str, Parameter] = {}
         for name in names:
-            found |= folder.topologies[name].parameters() if name in folder.topologies else {}
+            found = (folder.topologies[name].parameters() if name in folder.topologies else {}) | found
         return found
 
     return of

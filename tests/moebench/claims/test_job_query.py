@@ -8,6 +8,7 @@ from moebench.cases.jobs import job_of
 from moebench.cases.plan import Filters, plan
 from moebench.claims import verdict as v
 from moebench.claims.evidence import Evidence
+from moebench.claims.job_query import obtain
 from moebench.claims.reported import claims_of
 from moebench.claims.scoreboard import score
 from moebench.results.rows import row_of, without_number
@@ -146,6 +147,18 @@ def test_node_types_by_their_names_in_the_paper():
     assert judged("megascale-gpus-max-mfu-gain", times).obtained == pytest.approx(1.6)
     exposed = judged("megascale-gpus-h800-megascale-exposed_comm", times, exposed_comm=lambda case, s: 0.06 * s)
     assert exposed.obtained == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("best", ["h800", "a100-80", "h20"])
+def test_a_largest_value_names_the_machine_that_it_is_of_first(best):
+    """What is said of its parameters is said of that machine's."""
+    name, rows = "megascale-gpus-max-mfu-gain", []
+    for case in cases("gpu-generations"):
+        gain = 1.0 if case.system == "megascale" else 1.6 if case.topology == f"4x8-{best}" else 1.2
+        rows.append(row_of(case, "h800", "iteration_time", "s", gain, draws=(gain, gain)))
+    found = obtain(CLAIMS[name], suite(), Evidence(rows))
+    assert [one.topologies[0] for one in found.conditions] == [f"4x8-{best}"] * len(found.conditions)
+    assert len(found.conditions[0].topologies) == 3
 
 
 @pytest.mark.parametrize(
