@@ -23,8 +23,9 @@ def command(run: Path | None, suite: str | None, experiment: tuple[str, ...], as
     """Show claims: reported beside obtained, verdict and why.
 
     RUN is a run folder; of a run of some experiments the claims of those are shown. Without RUN, the newest finished
-    run under runs/ that answers a claim counts; a quick, filtered or what-if one only where no run of the whole suite
-    does. Which runs these are stands on standard error. Claims that no run answers are listed as `not run`.
+    run under runs/ that answers a claim counts; a quick or filtered one only where no run of the whole suite does, a
+    what-if (--set) only where no other does. Which runs these are stands on standard error. Claims that no run answers
+    are listed as `not run`.
     """
     from moebench.cli.score_table import print_scores
     from moebench.cli.tables import print_json
@@ -131,14 +132,13 @@ def of_newest(suite: str | None) -> "list[Shown]":
 
 def of_runs(runs: "Sequence[RunFolder]") -> "list[Shown]":
     """The scores of a suite, each claim from the first of `runs` that answers it; claims in their order."""
-    from moebench.claims.reported import own_names
     from moebench.claims.scoreboard import scoreboard
     from moebench.claims.verdict import NOT_RUN
 
     chosen = [(runs[0], score) for score in scoreboard(runs[0].suite, runs[0])]
     for run in runs[1:]:
-        systems = {*run.filters.systems} or {name for e in run.suite.experiments for name in e.systems}
-        open_ = {s.claim.id for _, s in chosen if s.verdict == NOT_RUN and systems & own_names(s.claim)}
+        ran = run.filters.experiments or [experiment.name for experiment in run.suite.experiments]
+        open_ = {s.claim.id for _, s in chosen if s.verdict == NOT_RUN and s.claim.experiment in ran}
         if not open_:
             continue
         answers = {s.claim.id: s for s in scoreboard(run.suite, run) if s.verdict != NOT_RUN and s.claim.id in open_}
@@ -147,7 +147,7 @@ def of_runs(runs: "Sequence[RunFolder]") -> "list[Shown]":
 
 
 def finished_runs(base: Path = Path("runs")) -> "dict[str, list[RunFolder]]":
-    """The finished runs of each suite: of the whole suite before what-ifs, quick and narrowed ones, newest first."""
+    """The finished runs of each suite, newest first: of the whole suite, quick and narrowed ones, last the what-ifs."""
     from moebench.results.store import RUN_FILE, RunFolder
     from moebench.workloads.errors import InputError
 
@@ -161,5 +161,5 @@ def finished_runs(base: Path = Path("runs")) -> "dict[str, list[RunFolder]]":
         if folder.record["finished"]:
             found.setdefault(folder.suite.name, []).append(folder)
     for runs in found.values():
-        runs.sort(key=lambda run: (run.filters.is_whole, run.record["created"]), reverse=True)
+        runs.sort(key=lambda r: (r.filters.is_whole, not r.filters.overrides, r.record["created"]), reverse=True)
     return found

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from moebench.claims.reported import claims_of, papers
 from moebench.claims.scoreboard import scoreboard
 from moebench.cli import main
+from moebench.cli.claims import of_runs
 from moebench.cli.score_table import print_counts
 from moebench.results.store import RunFolder
 from moebench.workloads.load import load_suite
@@ -120,6 +122,21 @@ def test_each_claim_has_the_newest_run_that_answers_it(moebench, run):
     scores = {entry["id"]: entry for entry in json.loads(said.out)}
     assert (scores["hetu-h1"]["verdict"], scores["hetu-h1"]["run"]) == ("reproduced", "runs/hetu-1")
     assert list(scores) == [claim.id for claim in claims_of("hetu")]
+    what_if = ("--quick", "--gate", "switch", "--set", "gpu.memory.bandwidth=1GB/s", "--out", "runs/hetu-3")
+    assert moebench("run", "--suite", "hetu", *what_if).status == 0  # the newest but one
+    scores = json.loads(moebench("claims", "--suite", "hetu", "--json").out)
+    assert "runs/hetu-3" not in {entry["run"] for entry in scores}
+
+
+def test_a_claim_by_a_paper_s_own_name_is_looked_for_in_every_run(run, monkeypatch):
+    """Its system is called otherwise in the suite that answers it."""
+    shutil.copytree(run, run.parent / "hetu-2")
+    runs = [RunFolder.open(run.parent / name) for name in ("hetu-1", "hetu-2")]
+    found = next(score for score in scoreboard(runs[0].suite, runs[0]) if score.claim.id == "hetu-h1")
+    named = replace(found, claim=replace(found.claim, system="as the paper calls it"))
+    answers = {runs[0].path: [replace(named, verdict="not run")], runs[1].path: [named]}
+    monkeypatch.setattr("moebench.claims.scoreboard.scoreboard", lambda suite, run: answers[run.path])
+    assert of_runs(runs) == [(runs[1], [named])]
 
 
 def test_an_unfinished_run_does_not_count(moebench, run):
