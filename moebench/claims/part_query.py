@@ -172,8 +172,8 @@ def _condition(claim: Claim, reading: Reading, planned: Planned, rows: Table) ->
         values, used = _crossover(planned, rows)
     elif claim.metric == BYTES:
         pairs = [(_row(rows, p, claim.system), _row(rows, p, claim.baseline)) for p, _ in planned]
-        shares = {1 - (ours.value or 0.0) / (theirs.value or np.nan) for ours, theirs in pairs}
-        values, used = np.array([min(shares)]), [row for pair in pairs for row in pair]
+        sent = np.array([[row.value or np.nan for row in pair] for pair in pairs])
+        values, used = np.array([np.min(1 - sent[:, 0] / sent[:, 1])]), [row for pair in pairs for row in pair]
     elif claim.metric in OVERHEADS:
         values, missing, used = _overhead(claim, planned, rows)
     else:
