@@ -42,7 +42,7 @@ class Step:
 
     @property
     def all_turns(self) -> Callable[[], object]:
-        """What has done the same whenever it is called."""
+        """All turns, one after another: the same whenever it is called."""
         return self.run if self.turns == 1 else lambda: [self.run() for _ in range(self.turns)]
 
 

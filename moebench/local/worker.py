@@ -129,7 +129,7 @@ def _tell(case: Case, error: Exception, send: Callable[..., None]) -> None:
 
 
 def _take(step: "Step", ahead: bool, clock: Clock, send: Callable[..., None], where: dict[str, Any]) -> bool:
-    """Time a step once in each regime; whether any of it was throttled."""
+    """Time a step, all its turns, once in each regime; whether any of it was throttled."""
     with quiet_interpreter():
         step.run()  # untimed: the caches now hold what this system's previous step leaves, as in a training loop
         samples = {regime: clock.time_s(step.all_turns, regime, ahead) for regime in clock.regimes}

@@ -135,13 +135,13 @@ class StoredExperts:
         return averages, squares, int(self.layout.steps(record_B))
 
     def _adam(self, gradient: _Gradient, record_B: Tensor) -> None:
-        steps = self.layout.steps(record_B)
+        gradient_P, steps = gradient.landed(self.layout.state_dtype), self.layout.steps(record_B)
         steps += 1
         parts = [[self.layout.part(record_B, name)] for name in PARTS]
         parameters, averages, squares = parts
         options = self.options
         adamw_update(
-            parameters, [gradient.landed(self.layout.state_dtype)], averages, squares, [int(steps)],
+            parameters, [gradient_P], averages, squares, [int(steps)],
             options.lr, options.betas, options.eps, options.weight_decay,
         )  # fmt: skip
 

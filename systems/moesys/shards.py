@@ -118,6 +118,7 @@ class ShardStore:
             with telling(folder):
                 if store.layout.to_plain() != layout.to_plain():
                     raise StorageError(f"{folder}: holds experts of {store.layout.to_plain()}, not {layout.to_plain()}")
+                store.layout = layout  # with its tensors in their order, which a manifest does not have
                 for key in store.keys:
                     store._check_size(key)
                 named = {store.path_of(key) for key in store.keys}
@@ -129,7 +130,8 @@ class ShardStore:
 
     @classmethod
     def looked_at(cls, folder: Path) -> "ShardStore":
-        """The store in a folder, whatever its layout; its shards are neither looked for nor removed.
+        """The store in a folder, whatever its layout, whose tensors may be in another order; its shards are neither
+        looked for nor removed.
 
         Raises:
             StorageError: none, open elsewhere, a folder that can't be written, or a damaged manifest.

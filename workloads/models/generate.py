@@ -72,12 +72,14 @@ class Generation:
         qkv_3BHSD = own.qkv(block.norm1(x_TD)).view(*rows, 3, heads, -1).permute(2, 0, 3, 1, 4)
         kept[:, :, :, first : first + positions] = qkv_3BHSD[1:]
         k, v = kept[:, :, :, : first + positions].unbind(0)
-        y_BHSD = (_attention_with_scores if self.has_scores else attention)(qkv_3BHSD[0], k, v)
+        y_BHSD = (_attention_by_products if self.has_scores else attention)(qkv_3BHSD[0], k, v)
         return own.out(y_BHSD.transpose(1, 2).reshape(x_TD.shape))
 
 
-def _attention_with_scores(q_BHSD: Tensor, k_BHZD: Tensor, v_BHZD: Tensor) -> Tensor:
-    """Two products of a library around a softmax; the scale and the mask, of several queries, are in the first."""
+def _attention_by_products(q_BHSD: Tensor, k_BHZD: Tensor, v_BHZD: Tensor) -> Tensor:
+    """Two products of a library around a softmax: no pass over the scores for the scale, nor for the mask, which only
+    several queries need.
+    """
     (*heads, queries, size), keys = q_BHSD.shape, k_BHZD.shape[2]
     q, k, v = (one.reshape(-1, *one.shape[2:]) for one in (q_BHSD, k_BHZD, v_BHZD))
     mask_SZ = q.new_zeros(1, 1)

@@ -98,15 +98,15 @@ def test_every_sample_and_a_summary():
 
 
 def test_a_cpu_bound_case_is_marked_and_judged_by_nobody():
-    """The summary carries the mark, and the claims' table of step times leaves it out."""
-    from moebench.claims.query import StepTimes
+    """The summary carries the mark, and what claims are judged by leaves it out."""
+    from moebench.claims.evidence import Evidence
 
     rows = rows_of_case(CASE, NETWORK, measured(cpu_s=0.5))
     [summary] = [r for r in rows if r.sample is None]
     assert (summary.status, summary.detail["mark"]) == ("passed", CPU_BOUND)
     assert "nothing judges by this number" in summary.reason
-    assert not StepTimes(rows).of_engine("cluster")
-    assert StepTimes(rows_of_case(CASE, NETWORK, measured())).of_engine("cluster")
+    assert not Evidence(rows).steps.of_engine("cluster")
+    assert Evidence(rows_of_case(CASE, NETWORK, measured())).steps.of_engine("cluster")
 
 
 def test_a_gpu_is_never_cpu_bound():

@@ -308,3 +308,12 @@ def test_wrong_parameters_are_refused():
         StateLayout({})
     with pytest.raises(ValueError, match="floating point"):
         StateLayout({"w": (2,)}, dtype=torch.int64)
+
+
+def test_tensors_stay_in_their_order(tmp_path):
+    """That of the layout, whatever their names: a manifest sorts them."""
+    layout = StateLayout({"w2": (3, 2), "w1": (2, 3)})
+    small_store(tmp_path / "s", layout=layout).close()
+    store = ShardStore.open(tmp_path / "s", layout)
+    assert list(store.layout.shapes) == ["w2", "w1"]
+    store.close()
