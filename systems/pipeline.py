@@ -116,9 +116,12 @@ def schedule(stages: int, microbatches: int, chunks: int = 1, combined: bool = F
     return [_order(stage, stages, microbatches, chunks, combined) for stage in range(stages)]
 
 
-def most_at_once(stages: int, microbatches: int, chunks: int = 1) -> int:
-    """Forwards of chunks whose backwards are to come, the most that the first stage has at a time; combined or not."""
-    return min(_warm_up(0, stages, chunks) + 1, microbatches * chunks)
+def most_at_once(stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> int:
+    """Forwards of chunks whose backwards are to come, the most that a stage has at a time, combined or not.
+
+    So many forwards come before its first backward; in a combined schedule all others run beside one.
+    """
+    return min(_warm_up(stage, stages, chunks) + 1, microbatches * chunks)
 
 
 def _warm_up(stage: int, stages: int, chunks: int) -> int:

@@ -4,7 +4,6 @@ Forward and backward, apart or beside each other, do not depend on stages, chunk
 that differ in these only.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -24,7 +23,7 @@ from moebench.sim.replay import Replay, replay
 from moebench.sim.room import StageMemory
 from moebench.systems.job_interface import Spread, problem
 from moebench.systems.job_registry import get
-from moebench.systems.pipeline import StageCost, Timeline, compose, schedule
+from moebench.systems.pipeline import StageCost, Timeline, compose, most_at_once
 from moebench.trace.job import BACKWARD, CLOSING, FORWARD, OPENING, RankTracer, Seen, held_bytes, pairs_of
 from moebench.workloads.job import JobLayout, JobWorkload
 
@@ -105,7 +104,7 @@ class Costs:
 
         Args:
             level: 0: micro-batches beside each other take as long as the operators of both that compute; 1: as long as
-                they do; 2: the last stage has its head and loss too.
+                they do; 2: the last stage has its head and loss too, beside which nothing else runs.
         """
         layout, layers, count = setting.layout, layers_of(self.question, setting), setting.spread.microbatches
         if level == 0 and setting.spread.is_combined:
@@ -113,29 +112,19 @@ class Costs:
             return (count * layout.chunks + layout.stages - 1) * one_s * (1 - ROUNDING)
         steady = self.steady(setting, MIDDLE, layers)
         one_s = steady.forward_s + steady.backward_s
-        if setting.spread.is_combined:
-            busy_s = self._busy_s(setting, level == LEVELS[-1])
-        else:
-            busy_s = count * layout.chunks * one_s
-            if level == LEVELS[-1]:
-                last = self.steady(setting, _ends(layout)[-1], layers)
-                busy_s = busy_s + count * np.maximum(last.forward_s + last.backward_s - one_s, 0.0)
-        return (busy_s + (layout.stages - 1) * one_s) * (1 - ROUNDING)
+        least_s = (layout.stages - 1) * one_s
+        least_s = least_s + (self._paired_s(setting) if setting.spread.is_combined else count * layout.chunks * one_s)
+        if level == LEVELS[-1]:
+            last = self.steady(setting, _ends(layout)[-1], layers)
+            least_s = least_s + count * np.maximum(last.forward_s + last.backward_s - one_s, 0.0)
+        return least_s * (1 - ROUNDING)
 
-    def _busy_s(self, setting: Setting, has_last: bool) -> Any:
-        """What the last stage of a combined schedule computes, [N], with its head and loss or without."""
-        layout, layers = setting.layout, layers_of(self.question, setting)
-        places = _ends(layout)[layout.stages - 1 :: layout.stages] if has_last else [MIDDLE] * layout.chunks
-        order = schedule(layout.stages, setting.spread.microbatches, layout.chunks, combined=True)[-1]
-        counts = Counter(tuple((work.direction, places[work.chunk]) for work in piece) for piece in order)
-        busy_s: Any = 0.0
-        for piece, count in counts.items():
-            if len(piece) == 1:
-                steady = self.steady(setting, piece[0][1], layers)
-                busy_s = busy_s + count * (steady.forward_s if piece[0][0] == FORWARD else steady.backward_s)
-            else:
-                busy_s = busy_s + count * self.pair(setting, piece[0][1], piece[1][1], layers).time_s
-        return busy_s
+    def _paired_s(self, setting: Setting) -> Any:
+        """What the last stage of a combined schedule computes, [N], were it one in the middle of the model."""
+        layout, layers, count = setting.layout, layers_of(self.question, setting), setting.spread.microbatches
+        steady, pair = self.steady(setting, MIDDLE, layers), self.pair(setting, MIDDLE, MIDDLE, layers)
+        alone = most_at_once(layout.stages, count, layout.chunks, layout.stages - 1)
+        return (count * layout.chunks - alone) * pair.time_s + alone * (steady.forward_s + steady.backward_s)
 
     def whole(self, setting: Setting, is_exact: bool = False) -> Estimate:
         """The step and the memory of a setting.

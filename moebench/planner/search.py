@@ -262,6 +262,8 @@ def _next(waiting: list[LeftOut], steps: Sequence[np.ndarray]) -> LeftOut | None
     """Takes the one with the lowest floor that may matter beside steps that are known; None where none does."""
     if not waiting:
         return None
+    if could_matter(waiting[0].floor_s, steps):  # for nearly all
+        return waiting.pop(0)
     places = np.flatnonzero(could_matter(np.array([one.floor_s for one in waiting]), steps))
     return waiting.pop(int(places[0])) if len(places) else None
 

@@ -1,11 +1,14 @@
 """The figure of a search: how much longer each of the first settings takes than the fastest, a panel a search."""
 
+import textwrap
+
 import pandas as pd
 
 from moebench.report.figures import BACKED, NARROW, WIDE
 from moebench.report.style import MUTED, SERIES, figure_style, svg_of
 
 ROW = 0.27  # inches
+TITLE = 40  # characters of a line above a narrow panel
 LEAST_PERCENT = 0.5  # of the axis, where all settings take as long
 
 
@@ -27,7 +30,7 @@ def planner_figure(points: pd.DataFrame, narrow: bool = False) -> str:
         )  # fmt: skip
         for axis, search in zip(axes[:, 0], searches):
             _panel(axis, points[points["search"] == search], narrow)
-            axis.set_title(search)
+            axis.set_title(textwrap.fill(search, TITLE) if narrow else search)
         ends = [points["low"].min(), points["high"].max(), 0.0, LEAST_PERCENT]
         margin = 0.05 * (max(ends) - min(ends))
         axes[-1, 0].set_xlim(min(ends) - margin, max(ends) + margin)

@@ -53,14 +53,15 @@ def experiment_view(
 
 def _what_is_run(experiment: PlannerExperiment) -> str:
     sizes = ", ".join(map(str, experiment.micro_batches))
+    systems = ", ".join(options_of(name, True) for name in experiment.systems)
     return (
-        f"Every way to train {', '.join(experiment.models)} with {', '.join(experiment.systems)}: a step of "
+        f"Every way to train {', '.join(experiment.models)} with {systems}: a step of "
         f"{experiment.global_batch} sequences, micro-batches of {sizes}, all stages, chunks and replicas that divide."
     )
 
 
 def _ranked(folder: RunFolder, experiment: PlannerExperiment, own: pd.DataFrame) -> pd.DataFrame:
-    """A row a ranked setting, with what it is as columns; intervals are of its throughput."""
+    """A row a ranked setting, what it is as columns; searches by their fastest one; intervals are of throughput."""
     rows = own[own["metric"] == "setting_time"]
     if rows.empty:
         return rows
@@ -69,7 +70,8 @@ def _ranked(folder: RunFolder, experiment: PlannerExperiment, own: pd.DataFrame)
     tokens = rows["model"].map(lambda name: _tokens(experiment, str(name))).astype(float)
     found["rate"] = tokens / rows["value"] / KTOKENS
     found["rate_low"], found["rate_high"] = tokens / rows["high"] / KTOKENS, tokens / rows["low"] / KTOKENS
-    return found.sort_values(["case", "place"], kind="stable")
+    found["best_rate"] = found.groupby(found["case"].astype(str))["rate"].transform("max")
+    return found.sort_values(["best_rate", "case", "place"], ascending=[False, True, True], kind="stable")
 
 
 def _tokens(experiment: PlannerExperiment, model: str) -> int:
@@ -114,7 +116,7 @@ def _figure(experiment: PlannerExperiment, ranked: pd.DataFrame) -> Figure:
     drawn = ranked[ranked["place"] <= DRAWN]
     points = pd.DataFrame(
         {
-            "search": drawn["model"].astype(str) + ", " + drawn["system"].astype(str),
+            "search": [f"{row['model']}, {options_of(str(row['system']), True)}" for _, row in drawn.iterrows()],
             "setting": drawn.apply(lambda row: f"{row['place']}  {_setting(row)}", axis=1),
             **{
                 name: 100 * (drawn[column].astype(float) - 1)
@@ -153,15 +155,21 @@ def _ranking(ranked: pd.DataFrame) -> Table:
 def _outcomes(own: pd.DataFrame) -> Table:
     rows = [
         [
-            Linked(f"{row['model']}, {row['system']}", row["case"]),
+            Linked(f"{row['model']}, {options_of(str(row['system']), True)}", row["case"]),
             row["detail"]["outcome"],
             f"{row['value']:,.0f}",
-            row["detail"]["example"] or "–",
+            _wrapping(row["detail"]["example"]) or "–",
         ]
         for _, row in own[own["metric"] == "settings"].iterrows()
     ]
-    columns = ["case", "settings that", "number", "such as"]
-    return Table(columns, rows, "What became of all settings", frozenset(("number",)))
+    columns = ["case", "outcome", "settings", "such as"]
+    return Table(columns, rows, "What became of all settings", frozenset(("settings",)))
+
+
+def _wrapping(example: str) -> str:
+    """The name that an example begins with in words, which a line can break between."""
+    name, _, rest = example.partition(" ")
+    return f"{options_of(name, True)} {rest}" if rest else example
 
 
 def _cases(steps: pd.DataFrame, own: pd.DataFrame) -> Table:
