@@ -35,6 +35,7 @@ class Score:
         decides: strongest factors first, each with whether it is `significant` (more than chance, for this number of
             draws) and the status of a parameter (`assumed`, `measured`, ...; `assumption` for a choice of the suite).
         conditions: the map: one entry an assumption.
+        found: the values behind all of it; None where nothing was obtained.
     """
 
     claim: Claim
@@ -51,6 +52,7 @@ class Score:
     shares: Mapping[str, float] = field(default_factory=dict)
     decides: tuple[Mapping[str, Any], ...] = ()
     conditions: tuple[Mapping[str, Any], ...] = ()
+    found: Obtained | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """The columns of `moebench claims --json`."""
@@ -162,6 +164,7 @@ def _judged(claim: Claim, found: Obtained, suite: Suite, topologies: Mapping[str
         shares=agreement.shares,
         decides=tuple(_entry(f, found, topologies) for f in factors),
         conditions=tuple(_map_entry(c, w) for c, w in zip(found.conditions, words)),
+        found=found,
         **_null(claim),
     )
     if found.lacking:

@@ -6,9 +6,6 @@ from typing import Any
 
 import moebench
 from moebench import kinds
-from moebench.claims.evidence import Evidence, obtain
-from moebench.claims.query import Obtained
-from moebench.claims.scope import CantAnswer
 from moebench.claims.scoreboard import Score, asked_for, scoreboard
 from moebench.claims.verdict import NOT_RUN
 from moebench.claims.words import DEFINITIONS
@@ -104,7 +101,7 @@ def _page(folder: RunFolder, scores: list[Score], others: str, for_phones: bool)
     suite, record = folder.suite, folder.record
     frame = printable(table(folder, *METRICS, with_samples=False))
     lines = {plain(case): span for case, span in places(folder.results).items()}
-    obtained = _obtained(folder, scores)
+    obtained = {score.claim.id: score.found for score in scores if score.found is not None}
     defaults = {name: found.conditions[0] for name, found in obtained.items()}
     present = set(frame["experiment"])
     shown = [e for e in suite.experiments if e.name in present]
@@ -164,17 +161,6 @@ def _lead(scores: list[Score], others: str, frame: Any, record: dict) -> list[st
     told = score_sentence(scores) if scores or not others else "No claim of the paper is about what was run."
     told = f"{told} {others}." if others else told
     return [f"{told} {cases:,} cases.{state}", *trouble]
-
-
-def _obtained(folder: RunFolder, scores: list[Score]) -> dict[str, Obtained]:
-    found = {}
-    for score in scores:
-        if score.conditions:
-            try:
-                found[score.claim.id] = obtain(score.claim, folder.suite, Evidence.of(folder))  # read once
-            except CantAnswer:
-                continue
-    return found
 
 
 class _Draws:
