@@ -11,7 +11,7 @@ and draining the pipeline, and one more forward comes before, so that neither ne
 1F1B, `get_pp_rank_microbatches`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ class StageCost:
 
 Piece = tuple[Work, ...]  # what a stage does at a time
 Span = tuple[Piece, Seconds, Seconds]
+_At = tuple[str, int, int]  # direction, micro-batch, virtual stage
 
 
 @dataclass(frozen=True)
@@ -212,79 +213,70 @@ class _Course:
     closings: tuple[int, ...]
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)  # one of 10,000 pieces takes some megabytes
 def _course(stages: int, microbatches: int, chunks: int, combined: bool) -> _Course:
     """The schedule, and what of its run does not depend on times."""
     orders = schedule(stages, microbatches, chunks, combined)
-    placed = _in_levels(orders, stages * chunks)
-    placed.sort(key=lambda one: one[0])
-    number_of = {one[1:]: number for number, one in enumerate(placed)}
-    numbers = tuple(
-        np.array([number_of[stage, place] for place in range(len(order))]) for stage, order in enumerate(orders)
-    )
-    count = len(placed)
-    at = {work: number_of[stage, place] for stage, order in enumerate(orders) for place, piece in enumerate(order)
-          for work in ((w.direction, w.microbatch, w.chunk * stages + stage) for w in piece)}  # fmt: skip
-    of = {name: np.full(count, -1) for name in ("ahead", "behind")}
-    before, needed = np.full(count, count), np.full((2, count), count)
-    is_moved, closes = np.zeros((2, count), dtype=bool), np.zeros(count + 1, dtype=bool)
-    openings, closings = [], []
-    for number, (_, stage, place) in enumerate(placed):
-        if place:
-            before[number] = numbers[stage][place - 1]
-        for slot, work in enumerate(orders[stage][place]):
-            virtual = work.chunk * stages + stage
-            of["ahead" if work.direction == FORWARD else "behind"][number] = virtual
-            source = _source(work, virtual, stages * chunks)
-            if source is not None:
-                needed[slot, number], is_moved[slot, number] = at[source], source[2] != virtual
-            if work.direction == FORWARD and work.microbatch == 0:
-                openings.append(number)
-            if work.direction == BACKWARD and work.microbatch == microbatches - 1:
-                closings.append(number)
-                closes[number] = True
+    total, virtual_stages = sum(map(len, orders)), stages * chunks
+    numbers: list[list[int]] = [[] for _ in orders]
+    number_of: dict[_At, int] = {}
+    levels: list[int] = []
+    rows: list[tuple[int, ...]] = []  # before, needed, is_moved, ahead, behind of each piece
+    ends: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}  # pieces with the first forwards, with the last backwards
+    while len(rows) < total:
+        levels.append(len(rows))
+        able = _able(orders, numbers, number_of, virtual_stages)
+        if not able:
+            raise RuntimeError("the schedule waits for itself")
+        for stage, works in able:
+            number, needed, is_moved, where = len(rows), [total, total], [0, 0], {FORWARD: -1, BACKWARD: -1}
+            for slot, (at, source) in enumerate(works):
+                direction, microbatch, virtual = at
+                where[direction] = virtual
+                if source is not None:
+                    needed[slot], is_moved[slot] = number_of[source], source[2] != virtual
+                if microbatch == (0 if direction == FORWARD else microbatches - 1):
+                    ends[direction].append(number)
+            before = numbers[stage][-1] if numbers[stage] else total
+            rows.append((before, *needed, *is_moved, *where.values()))
+            numbers[stage].append(number)
+        number_of |= {at: numbers[stage][-1] for stage, works in able for at, _ in works}
+    columns = np.array(rows, dtype=np.intp).T.copy()
+    before_P, needed_2P, is_moved_2P = columns[0], columns[1:3], columns[3:5].astype(bool)
+    own = tuple(np.array(of_stage, dtype=np.intp) for of_stage in numbers)
     # Sums of a stage are under way from its first last backward on.
-    after = np.zeros(count + 1, dtype=bool)
-    for own in numbers:
-        after[own] = np.logical_or.accumulate(closes[own])
-    owns, sends = is_moved & after[before], is_moved & after[needed]
-    levels = np.flatnonzero(np.diff([one[0] for one in placed], prepend=-1)).tolist()
+    is_late = np.zeros(total + 1, dtype=bool)
+    is_late[ends[BACKWARD]] = True
+    for of_stage in own:
+        is_late[of_stage] = np.logical_or.accumulate(is_late[of_stage])
     return _Course(
-        tuple(map(tuple, orders)), numbers, (*levels, count), of["ahead"], of["behind"], before, needed, is_moved, owns,
-        sends, tuple(openings), tuple(closings),
+        tuple(map(tuple, orders)), own, (*levels, total), columns[5], columns[6], before_P, needed_2P, is_moved_2P,
+        is_moved_2P & is_late[before_P], is_moved_2P & is_late[needed_2P], tuple(ends[FORWARD]), tuple(ends[BACKWARD]),
     )  # fmt: skip
 
 
-def _source(work: Work, virtual: int, count: int) -> tuple[str, int, int] | None:
-    """Direction, micro-batch and virtual stage of what a work waits for; None of the first forwards."""
-    if work.direction == FORWARD:
-        return (FORWARD, work.microbatch, virtual - 1) if virtual else None
-    return (BACKWARD, work.microbatch, virtual + 1) if virtual + 1 < count else (FORWARD, work.microbatch, virtual)
-
-
-def _in_levels(orders: Sequence[Sequence[Piece]], count: int) -> list[tuple[int, int, int]]:
-    """Level, stage and place of each piece: a level more than all that it waits for."""
-    stages = len(orders)
-    level_of: dict[tuple[str, int, int], int] = {}
-    found: list[tuple[int, int, int]] = []
-    places, last = [0] * stages, [-1] * stages
-    moved = True
-    while moved:
-        moved = False
-        for stage, order in enumerate(orders):
-            while places[stage] < len(order):
-                works = [(work, work.chunk * stages + stage) for work in order[places[stage]]]
-                sources = [one for work, at in works if (one := _source(work, at, count)) is not None]
-                if not all(source in level_of for source in sources):
-                    break
-                level = last[stage] = 1 + max([last[stage], *(level_of[source] for source in sources)])
-                level_of |= {(work.direction, work.microbatch, virtual): level for work, virtual in works}
-                found.append((level, stage, places[stage]))
-                places[stage] += 1
-                moved = True
-    if len(found) < sum(map(len, orders)):
-        raise RuntimeError("the schedule waits for itself")
+def _able(
+    orders: Sequence[Sequence[Piece]], done: Sequence[Sequence[int]], known: Container[_At], virtual_stages: int
+) -> list[tuple[int, list[tuple[_At, _At | None]]]]:
+    """Stages whose next piece has what it waits for, with its works and what each of them waits for."""
+    found = []
+    for stage, order in enumerate(orders):
+        if len(done[stage]) < len(order):
+            piece = [
+                (work.direction, work.microbatch, work.chunk * len(orders) + stage) for work in order[len(done[stage])]
+            ]
+            works = [(at, _source(at, virtual_stages)) for at in piece]
+            if all(source is None or source in known for _, source in works):
+                found.append((stage, works))
     return found
+
+
+def _source(at: _At, virtual_stages: int) -> _At | None:
+    """What a work waits for; None of the first forwards."""
+    direction, microbatch, virtual = at
+    if direction == FORWARD:
+        return (FORWARD, microbatch, virtual - 1) if virtual else None
+    return (BACKWARD, microbatch, virtual + 1) if virtual + 1 < virtual_stages else (FORWARD, microbatch, virtual)
 
 
 class _Composed:

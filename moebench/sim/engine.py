@@ -146,13 +146,16 @@ def _batches(groups: Sequence[Group]) -> list[list[Group]]:
         if kinds.KINDS[workload.kind].together:
             key = kinds.of(workload.kind, "together")(group.cases[0])
         found.setdefault(key, []).append(group)
-    return sorted(found.values(), key=lambda batch: -max(_size(group) for group in batch))
+    return sorted(found.values(), key=lambda batch: max(map(_work, batch)), reverse=True)
 
 
-def _size(group: Group) -> int:
-    """Tokens times experts, where a workload has both."""
-    columns = group.cases[0].workload.columns
-    return (columns.get("batch_size") or 0) * (columns.get("experts") or 0)
+def _work(group: Group) -> tuple[float, int]:
+    """About how many seconds a case takes, where its kind has no programs and says so; tokens times experts."""
+    case = group.cases[0]
+    kind, columns = kinds.KINDS[case.workload.kind], case.workload.columns
+    is_told = bool(kind.counting) and not kind.programs
+    time_s = kinds.of(case.workload.kind, "counting")(case)[0] if is_told else 0.0
+    return time_s, (columns.get("batch_size") or 0) * (columns.get("experts") or 0)
 
 
 def _run_groups(groups: Sequence[Group], samples: int, seed: int, traces: Path | None) -> list[list[Row]]:

@@ -126,6 +126,15 @@ def test_batches_are_handed_on_as_they_are_done(cases, suite, monkeypatch):
     found.close()
 
 
+def test_what_takes_longest_is_begun_first():
+    """A search takes longer than any job of its suite: no process is left with it at the end."""
+    found = plan(load_suite("megascale"), Filters(experiments=("ablation", "planner"), quick=True))
+    batches = engine._batches(engine._grouped(found, machines(found)))
+    kinds = [batch[0].cases[0].workload.kind for batch in batches]
+    assert set(kinds) == {"job", "planner"}
+    assert kinds == sorted(kinds, reverse=True)
+
+
 def _after_a_while(groups, *rest):
     if groups[0].key == "slow":
         time.sleep(3600)
