@@ -18,11 +18,12 @@ def tables(own: pd.DataFrame) -> list[Table]:
         return []
     cases = list(dict.fromkeys(found["case"]))
     own = own[own["case"].isin(cases)]
-    return [_waits(own, cases), _bytes(found, cases)]
+    simulated = list(dict.fromkeys(own[own["metric"] == "busy_time"]["case"]))
+    return [*([_waits(own, simulated)] if simulated else []), _bytes(found, cases)]
 
 
 def _waits(own: pd.DataFrame, cases: list[str]) -> Table:
-    """Seconds, simulated; measured ones have the time alone."""
+    """Seconds of cases that are simulated: measured ones have the time alone, which the figure shows."""
     values: dict[tuple[str, str], float] = {}
     for _, row in own.iterrows():
         detail = row["detail"]

@@ -81,3 +81,5 @@ def test_bytes_of_tiers_and_waits_are_rows_and_tables():
     assert dict(zip(waits.columns, line))["drives"] == "1.50"
     assert held.rows[0][0] == "as it stands"
     assert tables(pd.DataFrame({"metric": []})) == []
+    measured = [row for row in rows if row.metric != "busy_time"]
+    assert [table.columns for table in tables(table_of(measured))] == [held.columns]
