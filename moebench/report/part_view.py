@@ -192,10 +192,12 @@ def _figures(experiment: PartExperiment, shown: pd.DataFrame) -> list[Figure]:
     )  # fmt: skip
     name, scale = _unit(known["value"])
     scaled = drawn.assign(**{column: drawn[column] * scale for column in ("value", "low", "high", "reported")})
-    engine = "simulated" if set(known["engine"].astype(str)) == {"sim"} else "measured"
+    is_simulated = set(known["engine"].astype(str)) == {"sim"}
+    engine = "simulated" if is_simulated else "measured"
+    interval = "5 to 95 % of the draws" if is_simulated else "95 % intervals of the median"
     caption = (
         f"Time of one call, {engine}, of {'each' if is_of_readings else 'the default'} reading; "
-        f"{'bands' if axis else 'lines'} are 5 to 95 % of the draws."
+        f"{'bands' if axis else 'lines'} are {interval}."
         + " Hollow: what the paper reports." * bool(drawn["reported"].notna().any())
     )
     unit = f"time, {name}"
