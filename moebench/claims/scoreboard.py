@@ -22,6 +22,8 @@ from moebench.results.store import RunFolder
 from moebench.workloads.machine import Topology
 from moebench.workloads.suite import Suite
 
+MOST_LISTED = 30  # claims that a reader takes one by one; more are counted by experiment first
+
 
 @dataclass(frozen=True)
 class Score:
@@ -140,6 +142,19 @@ def summary(scores: Sequence[Score]) -> dict[str, int]:
         "reproduced": sum(s.verdict == v.REPRODUCED for s in judged),
         "null_reproduced": sum(s.null_verdict == v.REPRODUCED for s in judged),
     }
+
+
+def counts_by_experiment(scores: Sequence[Score]) -> tuple[list[str], dict[str, list[int]]]:
+    """How many claims of each experiment have which verdict.
+
+    Returns:
+        The verdicts that occur, and by experiment a count for each of them.
+    """
+    words = [word for word in v.VERDICTS if any(score.verdict == word for score in scores)]
+    counts: dict[str, list[int]] = {}
+    for score in scores:
+        counts.setdefault(score.claim.experiment, [0] * len(words))[words.index(score.verdict)] += 1
+    return words, counts
 
 
 def _judged(claim: Claim, found: Obtained, suite: Suite, topologies: Mapping[str, Topology]) -> Score:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import click
 
-from moebench.claims.scoreboard import asked_for, scoreboard, what_if
+from moebench.claims.scoreboard import MOST_LISTED, asked_for, scoreboard, what_if
 from moebench.cli.report import write
-from moebench.cli.score_table import MOST_LISTED, print_counts, print_scores
+from moebench.cli.score_table import print_counts, print_scores
 from moebench.cli.step_table import print_times
 from moebench.results.rows import SUBJECTS, Row
 from moebench.run import Job

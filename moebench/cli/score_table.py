@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import click
 
 from moebench.claims import verdict as v
-from moebench.claims.scoreboard import Score, summary
+from moebench.claims.scoreboard import Score, counts_by_experiment, summary
 from moebench.claims.why import quantities, quantity, reported
 from moebench.claims.words import DEFINITIONS
 from moebench.cli.tables import GAP, output_width, table_lines, widths_of, wrapped
 
-MOST_LISTED = 30  # claims that the end of a run lists one by one
 LEAST_WHY = 56  # columns that the reasons need to stand beside the numbers
 COLUMNS = ("claim", "reported", "obtained", "5-95 % of all draws", "verdict")
 NUMBERS = COLUMNS[1:4]
@@ -50,11 +49,8 @@ def print_scores(scores: Sequence[Score]) -> None:
 
 def print_counts(scores: Sequence[Score], run: str) -> None:
     """How many claims of each experiment have which verdict, and where they are listed."""
-    words = [word for word in v.VERDICTS if any(score.verdict == word for score in scores)]
-    rows = []
-    for name in dict.fromkeys(score.claim.experiment for score in scores):
-        own = [score.verdict for score in scores if score.claim.experiment == name]
-        rows.append([name, str(len(own)), *(str(own.count(word) or "") for word in words)])
+    words, counts = counts_by_experiment(scores)
+    rows = [[name, str(sum(own)), *(str(count or "") for count in own)] for name, own in counts.items()]
     for line in table_lines(("experiment", "claims", *words), rows, right=("claims", *words)):
         click.echo(line)
     _print_total(scores, output_width())

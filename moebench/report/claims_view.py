@@ -10,7 +10,7 @@ import pandas as pd
 from moebench.claims import verdict as v
 from moebench.claims.query import Condition, Obtained, reduction
 from moebench.claims.reported import RATIO, Claim
-from moebench.claims.scoreboard import Score, summary
+from moebench.claims.scoreboard import MOST_LISTED, Score, counts_by_experiment, summary
 from moebench.claims.why import quantities, quantity, reported
 from moebench.claims.words import baseline_words, claim_words, experts_words, factor_words, level_words, listed, titles
 from moebench.compare.escape import plain
@@ -76,6 +76,23 @@ def score_table(scores: Sequence[Score], defaults: Mapping[str, Condition]) -> T
         rows.append([Linked(_capital(called[claim.id]), claim_key(score)), verdict, reported(claim), obtained, own])
     columns = ["claim", "verdict", "reported", "obtained", "5–95 % of its draws"]
     return Table(columns, rows, "The claims, a line each", frozenset(columns[4:]))
+
+
+def experiment_key(name: str) -> str:
+    """What a cell that leads to an experiment's section names."""
+    return f"experiment {name}"
+
+
+def counts_table(scores: Sequence[Score], titles_by_name: Mapping[str, str]) -> Table:
+    """How many claims of each experiment have which verdict; empty where the claims can be read one by one."""
+    words, counts = counts_by_experiment(scores)
+    columns = ["experiment", "claims", *words]
+    rows = [
+        [Linked(titles_by_name.get(name, name), experiment_key(name)), str(sum(own)), *(str(n or "") for n in own)]
+        for name, own in counts.items()
+    ]
+    shown = rows if len(scores) > MOST_LISTED and len(rows) > 1 else []
+    return Table(columns, shown, "Verdicts by experiment", frozenset(columns[1:]))
 
 
 def _own_label(claim: Claim, default: Condition | None) -> str:

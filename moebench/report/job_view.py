@@ -95,7 +95,8 @@ def _answer(experiment: JobExperiment, steps: pd.DataFrame, baseline: str) -> st
     if found.empty:
         return ""
     values = found["speedup"].to_numpy(dtype=float)
-    spread = number(values[0]) if len(values) == 1 else f"{number(values.min())} to {number(values.max())}"
+    least, most = number(values.min()), number(values.max())
+    spread = least if least == most else f"{least} to {most}"
     points = "one point" if len(values) == 1 else f"{len(values)} points"
     return f"{_said_system(experiment.systems[0])} is {spread} times as fast as {_said_system(baseline)} at {points}."
 

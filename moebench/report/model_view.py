@@ -47,7 +47,6 @@ def experiment_view(
         "question": experiment.question,
         "layer": _what_is_run(experiment),
         "answer": answer,
-        "finding": answer and f"{experiment.title}: {answer}",
         "figures": figures,
         "tables": [*kept_tables(own), *memory],
         "not_published": experiment.not_published,

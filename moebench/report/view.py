@@ -13,6 +13,8 @@ from moebench.compare.escape import plain
 from moebench.report.claims_view import (
     card,
     claim_key,
+    counts_table,
+    experiment_key,
     not_run_table,
     rests_table,
     score_sentence,
@@ -124,12 +126,14 @@ def _page(folder: RunFolder, scores: list[Score], others: str, for_phones: bool)
         "headline": suite.title,
         "has_claims": bool(scores),
         "lead": _lead(scores, others, frame, record),
-        "findings": [e.get("finding", e["answer"]) for e in experiments if e["answer"]],
+        "findings": [_titled(e["title"], e["answer"]) for e in experiments if e["answer"]],
         "facts": facts_text(scores),
+        "counts": counts_table(scores, {e.name: e.title for e in suite.experiments}),
         "scoreboard": score_table(scores, defaults),
         "claims": cards,
         "anchors": {
             **anchors_of(experiment["cases"] for experiment in experiments),
+            **{experiment_key(experiment["name"]): f"experiment-{experiment['name']}" for experiment in experiments},
             **{claim_key(score): "not-run" for score in scores},
             **{claim_key(score): f"claim-{score.claim.id}" for score in scores if score.obtained is not None},
         },
@@ -149,6 +153,11 @@ def _page(folder: RunFolder, scores: list[Score], others: str, for_phones: bool)
         "version": moebench.__version__,
         "schema_version": SCHEMA_VERSION,
     }
+
+
+def _titled(title: str, answer: str) -> str:
+    """What came out of an experiment, where others stand beside it."""
+    return answer if answer.startswith(title) else f"{title}: {answer}"
 
 
 def _lead(scores: list[Score], others: str, frame: Any, record: dict) -> list[str]:

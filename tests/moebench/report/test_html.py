@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from moebench.claims.scoreboard import scoreboard
+from moebench.report.claims_view import counts_table
 from moebench.report.figures import map_figure, speedup_figure
 from moebench.report.html import write_report
 from moebench.report.render import render
@@ -53,6 +54,17 @@ def test_report_says_what_the_scoreboard_says(run_folder, view):
             assert card["verdict"] == score.verdict
             assert float(card["obtained"].rstrip("x")) == pytest.approx(score.obtained, rel=0.01)
     assert len(cards) + len(others) == len(scoreboard(run_folder.suite, run_folder))
+
+
+def test_many_claims_are_counted_by_experiment_and_verdict(run_folder):
+    """Each column adds up to the claims of that verdict; few claims are only listed."""
+    scores = scoreboard(run_folder.suite, run_folder)
+    assert counts_table(scores, {}).rows == []
+    counted = counts_table(4 * scores, {"overall": "All gates"})
+    assert {row[0] for row in counted.rows} > {"All gates"}
+    for verdict in {score.verdict for score in scores}:
+        place = list(counted.columns).index(verdict)
+        assert sum(int(row[place] or 0) for row in counted.rows) == 4 * sum(s.verdict == verdict for s in scores)
 
 
 def test_numbers_lead_to_their_rows(run_folder, report):
