@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from moebench.cases.case import Case
 from moebench.checks import jobs as check_jobs
 from moebench.checks.correctness import RANKS, RANKS_PER_NODE
 from moebench.ranks.run import run_ranks
+from moebench.systems.job_reference import OneRank, random_model
 from moebench.systems.job_registry import get
 from moebench.systems.megascale.gradients import start_sums
 from moebench.systems.megascale.system import MegaScale
@@ -123,6 +125,15 @@ def test_micro_batches_are_more_than_stages(name):
     spread = system.spread(layout)
     most = 2 * layout.stages if spread.is_combined else layout.stages + 1
     assert layout.stages < spread.microbatches <= most
+
+
+def test_no_token_of_a_batch_is_close_to_going_elsewhere():
+    """Of random sequences some are: there rounding would decide which expert learns from a token."""
+    one = OneRank(check_jobs.MODEL, random_model(check_jobs.MODEL), check_jobs.TRAINING)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(check_jobs.MODEL.vocabulary, (check_jobs.MODEL.sequence, 64), generator=generator)
+    batch = check_jobs._clear_batch(one, 12, generator)
+    assert one.clearness(batch[:-1]).min() > 0.01 > 5 * one.clearness(ids).min()
 
 
 def test_what_is_the_same_on_few_ranks_is_tried_once():

@@ -3,9 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from moebench.trace.errors import Unsupported
+from moebench.kernels.collectives.group import Group
+from moebench.kernels.collectives.outstanding import forget_described, outstanding
+from moebench.kernels.collectives.start_wait import start_all_gather
+from moebench.kernels.region import region
+from moebench.trace.errors import TraceError, Unsupported
 from moebench.trace.job import BACKWARD, CLOSING, FORWARD, OPENING, PARTS, traced
+from moebench.trace.recorder import Recorder
 from moebench.workloads.load import load_topology
 from tests.moebench.jobs import MODEL, SHAPE, case_of
 
@@ -52,6 +58,25 @@ def test_the_programs_do_not_grow_with_the_cluster():
         for part in (FORWARD, BACKWARD):
             assert [op.name for op in one.programs[part][0].ops] == [op.name for op in other.programs[part][0].ops]
         assert all(len(other.programs[part]) == 1 for part in PARTS)
+
+
+def test_a_stretch_of_a_trace_is_one_of_its_own():
+    """Its operators count from 0, its waits are for its own collectives, and none crosses a cut."""
+    x, group, before = torch.empty(8, device="meta"), Group("world", range(2), 0), outstanding()
+    recorder = Recorder([x])
+    with recorder, region("experts"):
+        early = start_all_gather(x + 1, group)
+        first = recorder.cut()
+        start_all_gather(x + 1, group).wait()
+        second = recorder.cut()
+        with pytest.raises(TraceError, match="a wait has no collective"):
+            early.wait()
+    forget_described(before)
+    for ops in (first, second):
+        assert [op.index for op in ops] == list(range(len(ops)))
+    starts = [op.index for op in second if op.collective]
+    assert starts == [1]
+    assert [list(op.waits_on) for op in second if op.kind == "wait"] == [starts]
 
 
 def test_sums_leave_beside_the_backward_and_parameters_come_beside_the_forward():
