@@ -42,6 +42,7 @@ def test_a_floor_matters_where_it_may_win_a_draw_or_is_not_surely_slower():
     third = np.array([1.2, *[0.5] * 10])
     assert could_matter(np.array([1.05, *[0.9] * 5, *[1.1] * 5]), [FIRST, third])
     assert not could_matter(np.array([1.05, *[1.1] * 10]), [FIRST, third])
+    assert could_matter(np.array([FIRST * 2, FIRST * 0.9]), [FIRST]).tolist() == [False, True]
 
 
 def test_draws_in_which_the_first_does_not_fit_say_nothing_of_its_speed():

@@ -1,5 +1,7 @@
 """Experiments of the planner: planned, simulated into rows, shown in a report, and refused in one line."""
 
+from dataclasses import replace
+
 import pytest
 
 from moebench.cases.plan import Filters, plan
@@ -53,6 +55,8 @@ def test_a_search_is_one_case_a_system(ran):
     assert case.name == "search/mixtral-8x7b/b4/1x2-h800/megascale+ranks=1+overlap=inter"
     assert experiment.check_key(case) == (case.system,)
     assert experiment.refusal(case, load_topology(case.topology))[0] == "unsupported"
+    assert experiment.expected(case) == (experiment.SEARCH_S, "")
+    assert experiment.expected(replace(case, engine="cluster"))[1] == "unsupported"
 
 
 def test_rows_say_the_best_and_what_became_of_all(ran):
@@ -91,6 +95,7 @@ def test_the_report_shows_ranking_and_reasons(ran):
         assert len(view["figures"]) == has_best
         assert len(view["tables"][0].rows) == (sum(row.metric == "setting_time" for row in shown))
         assert len(view["tables"][1].rows) == 4
+        assert not any("+" in str(cell) for row in view["tables"][1].rows for cell in row)
         assert len(view["cases"].rows) == 1
     assert "mixtral-8x7b trains fastest with megascale overlap=inter on 1 rank a layer" in experiment_view(
         None, own.experiments[0], pd.DataFrame([vars(row) for row in rows]), []
