@@ -270,7 +270,7 @@ def _model_experiment(model: ModelExperimentFile, file: TomlFile, index: int) ->
         except InputError as error:
             raise InputError(f"{file.where([*table, 'models'])}: {error}") from None
     readings = (
-        ModelReading(one.name, {key: tuple(own) for key, own in one.batches.items()}, dict(one.dtypes))
+        ModelReading(one.name, {key: tuple(n) for key, n in one.batches.items()}, dict(one.dtypes), dict(one.instead))
         for one in model.readings
     )
     return ModelExperiment(

@@ -167,11 +167,13 @@ class ModelReading:
     Attributes:
         batches: node type -> sequences of a rank, one for each model of the experiment in its order.
         dtypes: node type -> `fp32` or `tf32`.
+        instead: system -> the one of the experiment that a claim means under this reading.
     """
 
     name: str
     batches: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
+    instead: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -268,11 +268,12 @@ class GateExperimentFile(Described):
 
 
 class ModelReadingFile(Strict):
-    """What was trained on each node type: sequences of a rank, one for each model, and the precision."""
+    """What was trained on each node type: sequences of a rank, one for each model, precision, systems."""
 
     name: Name
     batches: dict[Name, list[Annotated[int, Field(ge=1, le=2**20)]]]
     dtypes: dict[Name, Annotated[str, choice("dtype", MODEL_DTYPES)]] = Field(default_factory=dict)
+    instead: dict[SystemName, SystemName] = Field(default_factory=dict)
 
 
 class ModelFigureFile(Strict):
@@ -309,6 +310,9 @@ class ModelExperimentFile(Described):
             for node_type in (*reading.batches, *reading.dtypes):
                 if node_type not in self.node_types:
                     raise fault(one_of(f"node type of reading {reading.name}", node_type, self.node_types))
+            for system in (*reading.instead, *reading.instead.values()):
+                if system not in self.systems:
+                    raise fault(one_of(f"system of reading {reading.name}", system, self.systems))
         for node_type in self.clusters.values():
             if node_type not in self.node_types:
                 raise fault(one_of("node type of clusters", node_type, self.node_types))

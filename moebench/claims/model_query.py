@@ -5,7 +5,7 @@ papers tune their baselines), or the paper's list. Each reading of what the pape
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,15 +58,19 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
     experiment = experiment_of(claim, suite)
     if not isinstance(experiment, ModelExperiment):
         raise CantAnswer(f"experiment {experiment.name} is not about models")
-    distinct: dict[tuple[Point, ...], Reading] = {}  # readings that come to the same points count once
+    distinct: dict[tuple, Reading] = {}  # readings that come to the same points of the same systems count once
     for place, one in enumerate(experiment.readings):
-        distinct.setdefault(tuple(points_of(claim, experiment, one)), Reading(one.name, place == 0))
-    planned = [(reading, points) for points, reading in distinct.items()]
+        sides = (one.instead.get(name, name) for name in (claim.system, claim.baseline))
+        distinct.setdefault((*sides, tuple(points_of(claim, experiment, one))), Reading(one.name, place == 0))
+    planned = [
+        (reading, replace(claim, system=system, baseline=baseline), points)
+        for (system, baseline, points), reading in distinct.items()
+    ]
     engine, tables = _tables(evidence, experiment)
     found, lacking = [], 0
-    for reading, points in planned:
+    for reading, meant, points in planned:
         try:
-            condition, absent = _condition(claim, reading, points, tables)
+            condition, absent = _condition(meant, reading, points, tables)
         except CantAnswer:
             if reading.is_default:
                 raise
@@ -77,7 +81,7 @@ def obtain(claim: Claim, suite: Suite, evidence: Evidence) -> Obtained:
             found.append(condition)
     if not found or not found[0].assumption.is_default:
         raise CantAnswer("none of its cases under the default reading was run")
-    return Obtained(engine, tuple(found), len(planned), len(planned[0][1]), lacking)
+    return Obtained(engine, tuple(found), len(planned), len(planned[0][2]), lacking)
 
 
 def points_of(claim: Claim, experiment: ModelExperiment, reading: ModelReading) -> list[Point]:

@@ -159,8 +159,11 @@ def _answer(experiment: PartExperiment, shown: pd.DataFrame) -> str:
                 sent = (known[known["system"] == name].set_index(keys)["sent"] / base_sent).dropna()
                 bytes_told = f" with {_span(sent)} of its bytes" if len(sent) and (sent - 1).abs().max() > 1e-3 else ""
                 told.append(f"{name} {_span(ratio)}{bytes_told}")
-        return f"{experiment.title}: as fast as {baseline} at {len(base)} points: {listed(told)}." if told else ""
+        points = "one point" if len(base) == 1 else f"{len(base)} points"
+        return f"{experiment.title}: as fast as {baseline} at {points}: {listed(told)}." if told else ""
     best = Counter(_shortest(own) for _, own in known.groupby(keys, observed=True, sort=False))
+    if best.total() == 1:
+        return f"{experiment.title}: the shortest is {next(iter(best))}."
     parts = [f"{name} at {count}" for name, count in best.most_common()]
     return f"{experiment.title}: of {best.total()} points, the shortest is {listed(parts)}."
 

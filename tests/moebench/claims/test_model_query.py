@@ -70,6 +70,26 @@ def test_readings_are_assumptions():
     assert {entry["reading"] for entry in found.conditions} == {"artifact", "text", "fp32"}
 
 
+def test_a_reading_may_mean_another_baseline():
+    """Where it is faster, the verdict depends; claims that do not name the baseline have no such reading."""
+    (own,) = [one for one in SUITE.experiments if one.name == CLAIMS["lancet-e2e-switch-a100-max"].experiment]
+    against = [replace(one, name=f"{one.name}-degree-8", instead={"raf": "tutel+degree=8"}) for one in own.readings]
+    suite = replace(SUITE, experiments=(replace(own, readings=(*own.readings, *against)),))
+    claim = replace(CLAIMS["lancet-e2e-switch-a100-max"], baseline="raf")
+    seconds = by_system(lancet=1.0, raf=1.21, tutel=1.5, tutel8=1.02)
+    rows = [
+        row_of(case, "gpu", "step_time", "s", seconds(case), draws=(seconds(case),) * 3)
+        for case in CASES
+        if case.experiment == own.name and seconds(case) is not None
+    ]
+    found = score(claim, suite, Evidence(rows))
+    obtained = {entry["reading"]: entry["nominal"] for entry in found.conditions}
+    assert (found.verdict, len(obtained)) == (v.DEPENDS, 2 * len(own.readings))
+    assert (obtained["text"], obtained["text-degree-8"]) == (1.21, 1.02)
+    no_such = score(replace(claim, baseline="deepspeed"), suite, Evidence(rows))
+    assert all("degree" not in entry["reading"] for entry in no_such.conditions)
+
+
 def test_reductions_compare_with_the_variant_that_is_fastest():
     """Exposed communication of the variant with the least step time, not the least exposed one."""
     times = by_system(lancet=1.0, raf=1.4, tutel=1.5, tutel8=1.2)
