@@ -44,15 +44,15 @@ def chosen(device: torch.device | str) -> str:
         RuntimeError: Triton was asked for where it can't run.
     """
     asked = _asked[-1] if _asked else _valid(os.environ.get(VARIABLE) or "auto", VARIABLE)
-    if asked == "torch":
-        return "torch"
     device = torch.device(device)
+    if asked == "torch" or (asked == "auto" and device.type != "cuda"):
+        return "torch"
     problem = _problem(device)
     if asked == "triton":
         if problem:
             raise RuntimeError(f"the triton implementation was asked for, but {problem}")
         return "triton"
-    return "triton" if device.type == "cuda" and not problem and _is_recent(_index(device)) else "torch"
+    return "triton" if not problem and _is_recent(_index(device)) else "torch"
 
 
 def is_interpreted() -> bool:
