@@ -4,6 +4,7 @@ What a ranking carries on from stages of few layers has been 0.7 % off in the wo
 first places are apart at times. So those that may be first are traced whole before one of them is called so.
 """
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,10 +12,9 @@ from moebench.cases.case import Case
 from moebench.planner.amounts import FEW
 from moebench.planner.band import band, could_matter
 from moebench.planner.estimate import Values
-from moebench.planner.search import LeftOut, Plan, Ranked, Unwatched, Watch, ranked_of, too_full
+from moebench.planner.search import LeftOut, Plan, Ranked, Rejected, Unwatched, Watch, ranked_of, too_full, whole
 from moebench.planner.space import Question, Setting, layers_of
 from moebench.sim.job import JobTime, composed, memory
-from moebench.sim.room import StageMemory
 from moebench.systems.pipeline import Timeline
 from moebench.trace.job import traced
 from moebench.workloads.job import JobWorkload
@@ -66,7 +66,7 @@ def deviation(ranked: Ranked, timeline: Timeline) -> float:
 def settled(plan: Plan, values: Values, watch: Watch | None = None) -> Settled:
     """The plan with those traced whole that may be its first: the first one itself, and all `CLOSE` to it.
 
-    Where the first ones turn out slower, those that were left out for their sake and may matter now are traced too.
+    Where the first ones turn out slower, those that were left out for their sake and may matter now are ranked too.
     """
     watch = watch or Unwatched()
     ranked, rejected, left = list(plan.ranked), list(plan.rejected), list(plan.left_out)
@@ -75,14 +75,16 @@ def settled(plan: Plan, values: Values, watch: Watch | None = None) -> Settled:
         watch.phase("the first ones whole", len(waiting))
         for one in waiting:
             if one in known.waiting(ranked, left):
-                timeline, fullest = known.look(one, is_first=one is ranked[0] if ranked else False)
-                ranked.remove(one) if isinstance(one, Ranked) else left.remove(one)
-                full = too_full(one.setting, fullest, values, plan.question.topology)
-                if full is None:
-                    ranked.append(ranked_of(one.setting, timeline, fullest, values))
-                    ranked.sort(key=lambda one: one.time_s)
+                if isinstance(one, LeftOut):
+                    left.remove(one)
+                    found = whole(one.setting, plan.costs, values)
                 else:
-                    rejected.append(full)
+                    found = known.look(one, is_first=one is ranked[0])
+                    ranked.remove(one)
+                if isinstance(found, Ranked):
+                    insort(ranked, found, key=lambda one: one.time_s)
+                else:
+                    rejected.append(found)
             watch.step(one.setting.label)
     answer = band([one.step_s for one in ranked])
     plan = replace(plan, ranked=tuple(ranked), rejected=tuple(rejected), left_out=tuple(left), band=answer)
@@ -98,8 +100,8 @@ class _Known:
         self.jobs: dict[Setting, JobTime] = {}
         self.moved = 0.0
 
-    def look(self, one: Ranked | LeftOut, is_first: bool) -> tuple[Timeline, StageMemory]:
-        """The step of a setting, and the stage that needs most."""
+    def look(self, one: Ranked, is_first: bool) -> Ranked | Rejected:
+        """The setting with what its step takes when all layers are traced; or it does not fit."""
         self.whole.add(one.setting)
         if is_first:
             found = self.jobs[one.setting] = exactly(self.plan.question, one.setting, self.values)
@@ -107,12 +109,12 @@ class _Known:
         else:
             estimate = self.plan.costs.whole(one.setting, is_exact=True)
             timeline, fullest = estimate.timeline, estimate.fullest
-        if isinstance(one, Ranked):
-            self.moved = max(self.moved, deviation(one, timeline))
-        return timeline, fullest
+        self.moved = max(self.moved, deviation(one, timeline))
+        full = too_full(one.setting, fullest, self.values, self.plan.question.topology)
+        return full or ranked_of(one.setting, timeline, fullest, self.values)
 
     def waiting(self, ranked: Sequence[Ranked], left: Sequence[LeftOut]) -> Sequence[Ranked | LeftOut]:
-        """Those that are to be traced yet, as far as is known."""
+        """Those that are to be traced or estimated yet, as far as is known."""
         steps = [one.step_s for one in ranked]
         return self._doubtful(ranked) or [one for one in left if could_matter(one.floor_s, steps)]
 

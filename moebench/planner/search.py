@@ -227,7 +227,7 @@ def _composed(
             break
         found: LeftOut | Ranked | Rejected
         is_composed = is_exhaustive or one.level == LEVELS[-1]
-        found = _whole(one.setting, costs, values) if is_composed else _risen(one, costs, values)
+        found = whole(one.setting, costs, values) if is_composed else _risen(one, costs, values)
         if isinstance(found, LeftOut):
             insort(waiting, found, key=lambda one: float(one.floor_s[0]))
             continue
@@ -238,7 +238,7 @@ def _composed(
     return ranked, waiting
 
 
-def _whole(setting: Setting, costs: Costs, values: Values) -> Ranked | Rejected:
+def whole(setting: Setting, costs: Costs, values: Values) -> Ranked | Rejected:
     """A setting's whole step, or that it does not fit, which nothing decides that stages of few layers only suggest."""
     topology = costs.question.topology
     estimate = costs.whole(setting)
