@@ -195,6 +195,15 @@ class ModelExperiment(Experiment):
     words: Mapping[str, str] = field(default_factory=dict)
     kind: str = "model"
 
+    @property
+    def trainings(self) -> tuple[ModelReading, ...]:
+        """The readings under which something is trained that is not under an earlier one."""
+        found: list[ModelReading] = []
+        for one in self.readings:
+            if all((one.batches, one.dtypes) != (other.batches, other.dtypes) for other in found):
+                found.append(one)
+        return tuple(found)
+
 
 @dataclass(frozen=True)
 class JobReading:

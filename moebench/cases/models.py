@@ -42,7 +42,7 @@ def cases(experiment: ModelExperiment, context: Context) -> Iterator[Case]:
         InputError: a model has no meaning on a topology.
     """
     filters = context.filters
-    readings = experiment.readings[: 1 if filters.quick else None]
+    readings = experiment.trainings[: 1 if filters.quick else None]
     gates = [gate for gate in experiment.gates if wanted(filters.gates, gate.label, gate.name)]
     for reading, place, gate in product(readings, context.places(experiment), gates):
         ranks = prod(map(int, place.size.split("x")))

@@ -37,7 +37,7 @@ def memory_tables(experiment: ModelExperiment, own: pd.DataFrame, claims: Sequen
     if not claims or own.empty:
         return []
     held = _held(own)
-    points = {reading.name: _points(experiment, claims, reading) for reading in experiment.readings}
+    points = {reading.name: _points(experiment, claims, reading) for reading in experiment.trainings}
     reported: Reported = {}
     for claim in claims:
         for point in _scope(experiment, claim, experiment.readings[0]):
@@ -74,7 +74,7 @@ def _held(own: pd.DataFrame) -> Held:
 def _beside(
     experiment: ModelExperiment, points: dict[str, dict[str, Point]], held: Held, reported: Reported
 ) -> Table:
-    names = [reading.name for reading in experiment.readings]
+    names = [reading.name for reading in experiment.trainings]
     columns = ["where", "system", "reported", "lasting"]
     columns += [heading for name in names for heading in (name, "unexplained")]
     rows = []

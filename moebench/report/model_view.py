@@ -89,12 +89,14 @@ def _what_is_run(experiment: ModelExperiment) -> str:
             f"{' and '.join(map(str, sizes))} on {gpu} in {one.dtypes.get(gpu, 'fp32')}"
             for gpu, sizes in one.batches.items()
         )
-        for one in experiment.readings
+        for one in experiment.trainings
     )
+    others = [one for one in experiment.readings if one not in experiment.trainings]
+    instead = "; ".join(f"{one.name}: {new} for {old}" for one in others for old, new in one.instead.items())
     return (
         f"A training step of GPT-2 with {_experts(experiment)}: data parallel but for the experts, whose tokens are "
         f"exchanged among all GPUs. Sequences a GPU of {' and '.join(experiment.models)}, by reading "
-        f"of the paper: {readings}."
+        f"of the paper: {readings}." + (f" What claims mean by a system is open too: {instead}." if instead else "")
     )
 
 

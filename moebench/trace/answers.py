@@ -18,6 +18,7 @@ from moebench.kernels.host import UnansweredRead
 from moebench.workloads.conventions import Conventions
 from moebench.workloads.gates.context import GateContext
 from moebench.workloads.gates.registry import GATES
+from moebench.workloads.gates.steps import choices_alone
 from moebench.workloads.layer import LayerWorkload
 from moebench.workloads.routing import logits_for
 from moebench.workloads.token_ids import token_ids_for
@@ -166,7 +167,7 @@ class _Routed:
 
 @lru_cache(maxsize=8192)
 def _routed(workload: LayerWorkload, rank: int, conventions: Conventions) -> _Routed:
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), choices_alone():
         counts_E, kept_E, rounds = GATES[workload.gate.name].loads(*_asked(workload, rank, conventions))
         return _Routed(tuple(counts_E.tolist()), tuple(kept_E.tolist()), rounds)
 
@@ -176,7 +177,7 @@ def _routed_parts(
     workload: LayerWorkload, rank: int, conventions: Conventions, parts: int
 ) -> tuple[tuple[int, ...], ...]:
     """Routes that found a slot, by part of the rank's tokens and by expert."""
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), choices_alone():
         logits_TE, gate, conventions, factor, generator, context = _asked(workload, rank, conventions)
         routing = GATES[gate.name].route(logits_TE, gate, conventions, factor, generator, context=context)
         experts_TK = routing.experts_TK.where(routing.keep_TK, -1)

@@ -158,4 +158,7 @@ def test_ranked_is_a_stable_sort(top_k):
         rows[rows == value] = special
     expected = torch.sort(rows, dim=1, descending=True, stable=True).indices[:, :top_k]
     assert torch.equal(steps.ranked(rows, top_k), expected)
+    with steps.choices_alone():
+        assert torch.equal(steps.ranked(rows, top_k), expected)
+        assert torch.equal(steps.ranked(rows.bfloat16(), top_k), expected)
     assert steps.ranked(rows[:0], top_k).shape == (0, top_k)

@@ -4,11 +4,12 @@ Plain differentiable torch, written to be read: this is the definition that ever
 T tokens of a rank, E experts, K choices a token, N = T*K routes, C slots per (source rank, expert), D model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from moebench.kernels.explicit import count
 from moebench.workloads.conventions import Conventions
@@ -22,6 +23,8 @@ FEW_CHOICES = 4
 # Capacity of a dropless layer: the largest count over all experts and ranks, or a function that finds it from this
 # rank's counts. None stands for this rank alone.
 MaxCount = int | Callable[[Tensor], int] | None
+
+_choices_alone: ContextVar[bool] = ContextVar("choices_alone", default=False)
 
 
 def router_logits(
@@ -59,14 +62,23 @@ def ranked(values_TE: Tensor, top_k: int) -> Tensor:
 
 
 def _largest(values_TE: Tensor) -> Tensor:
-    """The place of each row's largest value, int64 [T, 1], of equals the first.
-
-    Numbers that nobody traces go through numpy, whose loop over 64 experts takes less than half of torch's time.
-    """
-    is_plain = values_TE.device.type == "cpu" and values_TE.dtype in (torch.float32, torch.float64)
-    if is_plain and _get_current_dispatch_mode() is None:
+    """The place of each row's largest value, int64 [T, 1], of equals the first."""
+    if _choices_alone.get() and values_TE.dtype != torch.bfloat16:  # which numpy has not
         return torch.from_numpy(values_TE.numpy().argmax(axis=1, keepdims=True))
     return values_TE.argmax(dim=1, keepdim=True)
+
+
+@contextmanager
+def choices_alone() -> Iterator[None]:
+    """Inside, only what rules choose counts, and not by which operators: nobody times or records them.
+
+    Numbers of a CPU then go through numpy, whose loop over 64 experts takes less than half of torch's time.
+    """
+    before = _choices_alone.set(True)
+    try:
+        yield
+    finally:
+        _choices_alone.reset(before)
 
 
 def positions(experts_N: Tensor) -> Tensor:
