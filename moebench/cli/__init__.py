@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from moebench.garbage import end_without_looking, look_seldom
 from moebench.workloads.errors import InputError
 
 # Verb -> its one line of help. The verb lives in moebench/cli/<verb>.py as `command`.
@@ -117,6 +118,9 @@ def _open_closed_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `moebench`: bad input is one line on standard error and exit status 2."""
     _open_closed_streams()
+    if arguments is None:  # the process is this command's
+        look_seldom()
+        end_without_looking()
     try:
         status = group.main(
             args=None if arguments is None else list(arguments), prog_name="moebench", standalone_mode=False

@@ -9,10 +9,10 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import TypeVar
 
+from moebench.garbage import look_seldom
 from moebench.local.child import usable_cores
 
 T = TypeVar("T")
-_OBJECTS = 200_000  # that are made before a copy looks for cycles
 _tasks: Sequence[Callable[[], object]] = ()  # of a copy
 
 
@@ -52,7 +52,7 @@ def _begin(tasks: Sequence[Callable[[], object]]) -> None:
     global _tasks
     _tasks = tasks
     gc.freeze()  # what is there is not searched for garbage, which would copy it; a drawing is soon done
-    gc.set_threshold(_OBJECTS, 20, 20)
+    look_seldom()
 
 
 def _result(index: int) -> object:

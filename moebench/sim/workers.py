@@ -8,8 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import forkserver, get_context
 
+from moebench.garbage import look_seldom
+
 _PRELOADED = ["torch", "moebench.sim.engine", "moebench.trace.layer"]
-_OBJECTS = 100_000  # that are made before the collector looks for cycles: programs are many small objects that stay
 
 
 @contextmanager
@@ -67,5 +68,5 @@ def _begin() -> None:
     end_with_parent()
     torch.set_num_threads(1)
     gc.freeze()
-    gc.set_threshold(_OBJECTS, 20, 20)
+    look_seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
